@@ -102,9 +102,13 @@ def export(
 
 def _check_peft(session: Session) -> None:
     """Raises BadInput where peft's loaders lack the matrices that were adapted."""
-    lacks = {"fused": {"q", "k", "v", "gate", "up"}, "stacked": {"experts"}, "plain": set[str]()}
+    lacks = {
+        "fused": {"q", "k", "v", "gate", "up"},
+        "fused_mlp": {"gate", "up", "down"},
+        "stacked": {"experts"},
+    }
     for base in session.bases.values():
-        if names := lacks[base.config.files] & set(session.config.lora.targets):
+        if names := lacks.get(base.config.files, set()) & set(session.config.lora.targets):
             raise BadInput(
                 f"--format peft: the checkpoint of {base.source} has other matrices than "
                 f"{', '.join(sorted(names))}, so that peft cannot name them; use --format merged"

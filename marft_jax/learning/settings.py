@@ -312,7 +312,8 @@ def adapter_lr(model: DecoderConfig, *, supervised: bool) -> float:
     Schulman et al. 2025, LoRA Without Regret.
     """
     [mixer, *_] = model.attentions
-    is_qwen = (mixer.qkv_bias or mixer.qk_norm) and not model.post_norms  # as Gemma has
+    others = model.post_norms or mixer.o_bias  # as Gemma, Olmo and gpt-oss have
+    is_qwen = (mixer.qkv_bias or mixer.qk_norm) and not others
     lr = 5e-4 * (2000 / model.d_model) ** (0.0775 if is_qwen else 0.781)
     return float(f"{lr if supervised else 0.1 * lr:.2g}")
 

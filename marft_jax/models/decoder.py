@@ -54,8 +54,9 @@ from marft_jax.models.parts.part import (
 
 Base = nnx.State[Any, Any]
 """Parameters of a ``Decoder``: frozen, and an argument of their own everywhere."""
-Files = Literal["plain", "fused", "stacked"]
-"""One matrix for q, k and v and one for gate and up; or one tensor of all experts of a layer."""
+Files = Literal["plain", "fused", "fused_mlp", "stacked"]
+"""One matrix for q, k and v (Phi) and one for gate and up (also Granite 4); or one tensor of all
+experts of a layer (gpt-oss)."""
 Cache = list[Any] | LayerCache
 """Cache of every layer: one by one, or stacked in front."""
 

@@ -111,6 +111,7 @@ class Family(NamedTuple):
         qkv_bias, o_bias: always, never, or as ``attention_bias`` says (None).
         slides: (config.json, index of a layer) to whether the layer slides, where ``layer_types``
             is missing; None for a family without windows.
+        usual: rewrites config.json in the usual spelling.
         packed: ``quant_method`` of files that are unpacked while they are read.
         local_rope: layers that slide do not scale their rotary positions.
         traits: arguments of ``build`` that all models of the family have.
@@ -124,6 +125,7 @@ class Family(NamedTuple):
     slides: Callable[[Mapping[str, Any], int], bool] | None = None
     local_rope: bool = False
     packed: str = ""
+    usual: Callable[[Mapping[str, Any]], Mapping[str, Any]] = dict
     traits: Mapping[str, Any] = {}
     build: Callable[..., DecoderConfig] = dense
     more: Callable[[Mapping[str, Any], str], dict[str, Any]] = lambda config, source: {}
@@ -187,7 +189,20 @@ def multipliers(
 
 def _granite(config: Mapping[str, Any], source: str) -> dict[str, Any]:
     names = "attention_multiplier", "embedding_multiplier", "residual_multiplier", "logits_scaling"
-    return multipliers(*(float(config.get(name, 1)) for name in names))
+    rotates = config.get("position_embedding_type", "rope") == "rope"
+    return multipliers(*(float(config.get(name, 1)) for name in names)) | {
+        "rotated": [rotates] * config["num_hidden_layers"]
+    }
+
+
+def _usual_granite4(config: Mapping[str, Any]) -> dict[str, Any]:
+    kinds = {"attention": "full_attention"}
+    return {
+        "position_embedding_type": None,
+        **config,
+        "layer_types": [kinds.get(kind, kind) for kind in config["layer_types"]],
+        "intermediate_size": config["shared_intermediate_size"],
+    }
 
 
 def _gpt_oss(config: Mapping[str, Any], source: str) -> dict[str, Any]:
@@ -319,6 +334,12 @@ FAMILIES = {
         more=_smollm3,
     ),
     "GraniteForCausalLM": Family({}, more=_granite),
+    "GraniteMoeHybridForCausalLM": Family(
+        {"num_local_experts": 8, "layer_types": ["mamba"], "shared_intermediate_size": 1024},
+        usual=_usual_granite4,
+        traits={"files": "fused_mlp"},
+        more=_granite,
+    ),
     "Olmo2ForCausalLM": Family({"rms_norm_eps": 1e-5}, traits=_OLMO),
     "Olmo3ForCausalLM": Family(
         {
@@ -357,6 +378,7 @@ _MODEL_TYPES: dict[str | None, str] = {
     **{name.removesuffix("ForCausalLM").lower(): name for name in FAMILIES},
     "qwen3_moe": "Qwen3MoeForCausalLM",
     "gemma3_text": "Gemma3ForCausalLM",
+    "granitemoehybrid": "GraniteMoeHybridForCausalLM",
     "gpt_oss": "GptOssForCausalLM",
     "gemma3": "Gemma3ForConditionalGeneration",
     "mistral3": "Mistral3ForConditionalGeneration",
@@ -380,7 +402,7 @@ def read_config(config: Mapping[str, Any], source: str) -> DecoderConfig:
         given = {**config, **config.get("text_config", {})}
         if given.get("rope_scaling"):  # instead of the default
             given.setdefault("rope_parameters", None)
-        config = {**family.defaults, **given}
+        config = family.usual({**family.defaults, **given})
         _refuse_unsupported(name, config, source)
         bias = bool(config.get("attention_bias", False))
         rope = rope_settings(config, source)
@@ -507,6 +529,10 @@ def _refuse_unsupported(name: str, config: Mapping[str, Any], source: str) -> No
     refused = {
         named: (config.get(named, "silu") != activation, activation),
         "mlp_bias": (config.get("mlp_bias"), "false"),
+        "num_local_experts": (
+            config.get("num_local_experts") and family.build is dense,
+            "0 (no mixture of experts)",
+        ),
         "quantization_config": (
             (config.get("quantization_config") or {}).get("quant_method", "") != family.packed
             and config.get("quantization_config"),

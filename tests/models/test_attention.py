@@ -35,7 +35,7 @@ from marft_jax.models.ops import (
 )
 from marft_jax.models.ops.attention import KV, causal_attention
 from marft_jax.models.ops.attention_choice import attention_on
-from marft_jax.models.ops.pieces import causal_attention_in_pieces
+from marft_jax.models.ops.pieces import attention_by_rule, causal_attention_in_pieces
 from marft_jax.models.ops.remat import Remat, rematerialised
 from marft_jax.models.weights.load import abstract_decoder
 from marft_jax.parallel import compilation
@@ -177,7 +177,7 @@ def test_the_gate_has_the_gradient_of_its_formula(activation, formula):
 )
 def test_each_platform_has_its_attention(platform, expected):
     assert attention_on(platform, 4, 2, 8, "bfloat16") is expected
-    assert attention_on(platform, 4, 2, 8, "bfloat16", plain=False) is causal_attention
+    assert attention_on(platform, 4, 2, 8, "bfloat16", plain=False) is attention_by_rule
 
 
 def attention_in_xla(q, k, v, bias):

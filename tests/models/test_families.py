@@ -103,6 +103,12 @@ VARIANTS = {
         dict(attention_multiplier=0.3, embedding_multiplier=6.0, residual_multiplier=0.3,
              logits_scaling=4.0, tie_word_embeddings=True),
     ),
+    "granite4": (
+        "GraniteMoeHybrid",
+        dict(num_local_experts=0, layer_types=["attention"] * 2, shared_intermediate_size=48,
+             position_embedding_type="rope", residual_multiplier=0.3, attention_multiplier=0.3,
+             mamba_n_heads=8),
+    ),
     "olmo2": ("Olmo2", {}),
     "olmo3": (
         "Olmo3",
@@ -360,6 +366,15 @@ def test_rope_divisors_of_another_formula_are_refused(tmp_path):
 LLAMA = dict(BASE, architectures=["LlamaForCausalLM"])
 MISTRAL: dict[str, object] = {"architectures": ["MistralForCausalLM"]}
 GEMMA3: dict[str, object] = {"architectures": ["Gemma3ForCausalLM"]}
+GPT_OSS: dict[str, object] = {"architectures": ["GptOssForCausalLM"]}
+GRANITE4: dict[str, object] = {
+    "architectures": ["GraniteMoeHybridForCausalLM"],
+    "layer_types": ["attention"] * 2,
+    "num_local_experts": 0,
+}
+PHI3: dict[str, object] = {"architectures": ["Phi3ForCausalLM"]}
+LONG: dict[str, object] = {"type": "longrope", "factor": 2.0}
+SMOLLM3: dict[str, object] = {"architectures": ["SmolLM3ForCausalLM"]}
 
 
 def test_rope_reads_alike_in_the_spelling_of_transformers_4_and_5():
@@ -439,6 +454,15 @@ def test_both_spellings_of_rope_together_are_both_applied(config, theta, scaling
         (GEMMA3 | {"layer_types": ["chunked_attention"] * 2}, "layer_types.*and sliding_attention"),
         (GEMMA3 | {"final_logit_softcapping": 30.0}, "final_logit_softcapping '30.0'"),
         (GEMMA3 | {"hidden_activation": "gelu"}, "hidden_activation 'gelu'.*gelu_pytorch_tanh"),
+        (
+            GPT_OSS | {"quantization_config": {"quant_method": "fp8"}},
+            "fp8.*supported: mxfp4 or GGUF",
+        ),
+        (GRANITE4 | {"layer_types": ["mamba", "attention"]}, "layer_types.*full_attention only"),
+        (GRANITE4 | {"num_local_experts": 2}, "num_local_experts '2' is not supported"),
+        (PHI3 | {"rope_scaling": LONG | {"short_factor": [1.0]}}, "rotated channels.*got 16 and 1"),
+        (PHI3 | {"rope_scaling": {"type": "yarn", "short_factor": 1}}, "'longrope' lacks a usable"),
+        (SMOLLM3 | {"no_rope_layers": [1]}, "each of 2 layers in 'no_rope_layers', got 1"),
         (GEMMA3 | {"query_pre_attn_scalar": 0}, "query_pre_attn_scalar of 0"),
         (
             GEMMA3 | {"rope_parameters": {"sliding_attention": {"rope_type": "linear"}}},

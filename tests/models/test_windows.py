@@ -11,8 +11,9 @@ import small
 
 from marft_jax.models import decoder, lora
 from marft_jax.models.families import multipliers
-from marft_jax.models.ops.attention import causal_attention
-from marft_jax.models.ops.pieces import causal_attention_in_pieces
+from marft_jax.models.ops.attention import Scores, causal_attention
+from marft_jax.models.ops.kv import KV
+from marft_jax.models.ops.pieces import attention_by_rule, causal_attention_in_pieces
 from marft_jax.models.rope import RopeScaling
 from marft_jax.models.weights.load import abstract_decoder
 from marft_jax.parallel import mesh as mesh_lib
@@ -101,6 +102,25 @@ def test_stacked_layers_that_differ_compute_what_unrolled_ones_do(shape, config)
     one = hidden(small.one_device(), *rows(), config=config)
     many = hidden(small.mesh_of(*shape), *rows(), stacked=True, config=config)
     chex.assert_trees_all_close(one, many, atol=1e-4, rtol=1e-4)
+
+
+def test_attention_by_rule_is_the_reference_in_pieces_and_by_gradient():
+    rng = np.random.default_rng(0)
+    q, k, v = (
+        jnp.asarray(rng.normal(size=shape), jnp.float32)
+        for shape in ((1, 4, 300, 8), (1, 2, 8, 300), (1, 2, 300, 8))
+    )
+    rule, until = Scores(2.0, jnp.asarray([0.3, -1.0, 2.0, 0.0])), jnp.full((1, 300), 299)
+    positions = jnp.arange(300)[None]
+
+    def gradients(form):
+        def loss(q, k, v):
+            return jnp.sum(jnp.sin(form(until, positions, 50)(q, KV(k, v), True, rule)))
+
+        return jax.jit(jax.value_and_grad(loss, (0, 1, 2)))(q, k, v)
+
+    expected, found = gradients(causal_attention), gradients(attention_by_rule)
+    chex.assert_trees_all_close(found, expected, atol=1e-4)
 
 
 def asked(n: int, shared: int = 0) -> list[Request]:

@@ -19,10 +19,12 @@ def attention_on(
         heads, groups: query heads, and key-value heads.
         width: channels of a head.
         dtype: of queries, keys and values.
-        plain: scores have no rule (``attention.Scores``); only the einsums know rules.
+        plain: scores have no rule (``attention.Scores``), of which the kernels know none.
     """
     if not plain:
-        return causal_attention
+        from marft_jax.models.ops.pieces import attention_by_rule
+
+        return attention_by_rule
     if platform == "cpu":
         from marft_jax.models.ops.pieces import causal_attention_in_pieces
 

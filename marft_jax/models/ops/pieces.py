@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from marft_jax.models.ops.attention import KV, Attention, masks, scaled
+from marft_jax.models.ops.attention import KV, Attention, Scores, attention, masks, scaled
 from marft_jax.models.ops.reductions import fold, total
 from marft_jax.models.ops.remat import keep
 
@@ -37,6 +37,28 @@ def causal_attention_in_pieces(
     pieces = [masks(until_BT, positions_BT, window, *at) for at in _pieces(until_BT.shape[1])]
     reads = jax.tree.map(_reads, pieces)
     return lambda q_BHTC, kv, slides=False: _in_pieces(q_BHTC, kv, [x.of(slides) for x in reads])
+
+
+def attention_by_rule(
+    until_BT: Array, positions_BT: Array | None = None, window: int = 0
+) -> Attention:
+    """``attention.causal_attention`` with a rule for scores, on every platform: of the scores,
+    those of one piece are in memory at a time, and the backward pass computes them again."""
+    pieces = [*_pieces(until_BT.shape[1])]
+    by_kind = [masks(until_BT, positions_BT, window, *at) for at in pieces]
+
+    def attend(q_BHTC: Array, kv: KV, slides: bool | Array = False, *rule: Scores) -> Array:
+        @jax.checkpoint
+        def context(q_BHTC: Array, kv: KV, mask_BTS: Array) -> Array:
+            return attention(q_BHTC, kv, mask_BTS, *rule)
+
+        found = [
+            context(q_BHTC[:, :, start:end], kv.cut(end), kind.of(slides))
+            for (start, end), kind in zip(pieces, by_kind, strict=True)
+        ]
+        return keep(jnp.concatenate(found, axis=2))
+
+    return attend
 
 
 def _reads(mask_BTS: Array) -> _Reads:

@@ -13,8 +13,14 @@ from marft_jax.models.names import paths_by_name
 Shapes = Mapping[str, tuple[int, ...]]
 
 _FUSED = {
-    "self_attn.qkv_proj": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
-    "mlp.gate_up_proj": ("mlp.gate_proj", "mlp.up_proj"),
+    "fused": {
+        "self_attn.qkv_proj": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+        "mlp.gate_up_proj": ("mlp.gate_proj", "mlp.up_proj"),
+    },
+    "fused_mlp": {
+        "shared_mlp.input_linear": ("mlp.gate_proj", "mlp.up_proj"),
+        "shared_mlp.output_linear": ("mlp.down_proj",),
+    },
 }
 
 
@@ -108,10 +114,9 @@ def layouts(config: DecoderConfig, paths: Iterable[str]) -> dict[str, Layout]:
     names, found = paths_by_name(config, paths, "hf"), dict[str, Layout]()
     for i, layer in enumerate(config.layers):
         at = f"model.layers.{i}"
-        if config.files == "fused":
-            for whole, parts in _FUSED.items():
-                own = [names.pop(f"{at}.{part}.weight") for part in parts]
-                found[f"{at}.{whole}.weight"] = Layout(own)
+        for whole, parts in _FUSED.get(config.files, {}).items():
+            own = [names.pop(f"{at}.{part}.weight") for part in parts]
+            found[f"{at}.{whole}.weight"] = Layout(own)
         if config.files == "stacked":
             for leaf in ("weight", "bias"):
                 own = [names.pop(f"{at}.mlp.gate.{leaf}")]
