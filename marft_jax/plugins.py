@@ -28,6 +28,8 @@ EXTRAS = {
     "env.open_spiel": "marft_jax.extras.games.open_spiel",
     "env.pettingzoo": "marft_jax.extras.games.pettingzoo",
     "env.textarena": "marft_jax.extras.games.textarena",
+    "tool.mcp": "marft_jax.extras.mcp.source:source",
+    "tool.python": "marft_jax.extras.code.tool:source",
     "sandbox.limits": "marft_jax.extras.code.sandbox.guest.filter",
     "program.source": "marft_jax.extras.gateway.program:source",
     "program.workflow": "marft_jax.extras.gateway.program:program",
@@ -37,7 +39,8 @@ EXTRAS = {
     "command.report": "marft_jax.extras.report.command:main",
     "command.serve": "marft_jax.extras.gateway.command:main",
 }
-"""Where the extras are: a module, or what it defines. ``env.NAME`` is the environment NAME."""
+"""Where the extras are: a module, or what it defines. ``env.NAME`` is the environment NAME, and
+``tool.NAME`` makes the tools of NAME from their options and the place of these, for messages."""
 _MOST_PARTS = 100_000  # of an info
 
 

@@ -51,6 +51,18 @@ class Act(NamedTuple):
     choices: tuple[tuple[int, ...], ...] = ()  # ids of the actions it may take; () for any
 
 
+class AnsweredCall(NamedTuple):
+    """A call of a tool in a turn, with its answer."""
+
+    name: str  # of the tool
+    arguments: str  # a JSON object as text
+    answer: str  # shown to the agent
+    # ok; wrong: unknown tool, or arguments that do not fit; failed: the tool's own fault
+    verdict: str
+    seconds: float = 0.0  # that the tool took
+    cost: float = 0.0  # subtracted from the reward of the turn
+
+
 class Turn(NamedTuple):
     """A turn: an agent acted once."""
 
@@ -71,6 +83,7 @@ class Turn(NamedTuple):
     filtered_mass: float = 1.0  # probability that filters left to draw from, mean of its tokens
     # the answer of the tool that it called, after which the same agent went on in the next turn
     tool: str | None = None
+    calls: tuple[AnsweredCall, ...] = ()  # of the agent's own tools, whose answers ``tool`` joins
     replayed: bool = False  # of another sample, whose branch this episode is; learned from there
     player: str = ""  # whose reward it earns; "" is the whole team
     version: int = 0  # of the adapters that sampled it: the number of updates that made them

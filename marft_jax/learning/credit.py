@@ -6,8 +6,9 @@ rule pays each of the N turns k = 0 … N−1 of the step
     its share of R':            last, equal, siblings, solo: 1 of turn N−1; step_discount: d^(N−1−k)
     its own step reward, shaped: per_step, tree
 
-Rewards for single agents are added to the agent's last turn of the step, and the length penalty to
-every turn. In a game each player is paid as if its turns were the only ones.
+Rewards for single agents are added to the agent's last turn of the step; the length penalty, and
+the costs of its calls of tools, are subtracted from every turn. In a game each player is paid as if
+its turns were the only ones.
 """
 
 from __future__ import annotations
@@ -104,6 +105,7 @@ def make_credit(algo: Update, team: Team) -> Credit:
                 rewards_K[k] += shape_reward(reward, algo, bias=0.0)
         if algo.overlong_buffer:
             rewards_K -= [_length_penalty(turn, algo) for turn in episode.turns]
+        rewards_K -= [_tool_cost(turn) for turn in episode.turns]
         return rewards_K
 
     return Credit(pay, rule.by_step, rule.solo)
@@ -121,6 +123,7 @@ def reward_size(episode: Episode, algo: Update) -> float:
         for reward in (paid, *result.agent_rewards.values()):
             part = (abs(reward) + bias) * abs(algo.reward_scale)
             size += part if limit is None else min(part, limit)
+    size += sum(map(_tool_cost, episode.turns))
     return size + (algo.overlong_penalty * len(episode.turns) if algo.overlong_buffer else 0.0)
 
 
@@ -182,6 +185,10 @@ def _own_rewards(episode: Episode, step: int, so_far: Sequence[int]) -> list[tup
         if acted:
             paid.append((acted[-1], reward))
     return paid
+
+
+def _tool_cost(turn: Turn) -> float:
+    return sum(call.cost for call in turn.calls)
 
 
 def _length_penalty(turn: Turn, algo: Update) -> float:

@@ -10,6 +10,7 @@ import numpy as np
 from marft_jax import random_keys
 from marft_jax.config import Config
 from marft_jax.rollout.branches import learnable, play_samples
+from marft_jax.rollout.tools_down import ToolCalls, find_lost
 from marft_jax.types import Credit, Episode, Player, Sample
 
 HasSignal = Callable[[Sequence[Episode], Sequence[np.ndarray]], set[int]]
@@ -31,6 +32,7 @@ class Collected(NamedTuple):
         level: level of the curriculum.
         stats: statistics of the sampler, by the names of their metrics.
         seconds: durations of the parts of the step, by the names of their metrics.
+        tools: all calls of tools, those of lost episodes too.
     """
 
     episodes: Sequence[Episode]
@@ -44,6 +46,7 @@ class Collected(NamedTuple):
     level: int = 0
     stats: Mapping[str, float] = {}
     seconds: Mapping[str, float] = {}
+    tools: ToolCalls = ToolCalls()
 
 
 def collect(
@@ -60,26 +63,31 @@ def collect(
     Args:
         step: number of the attempt at the step.
     """
-    played: list[Episode] = []
-    rewards: list[np.ndarray] = []
+    everything = list[tuple[Episode, np.ndarray]]()
+    usable, tools = everything, ToolCalls()
     size = config.algo.group_size
     waited_s, failed, wanted = 0.0, 0, config.algo.episodes // size
     kept, groups = set[int](), list[int]()
+    played, rewards = list[Episode](), list[np.ndarray]()
     for refill in range(_draws(config)):
         missing = wanted - len(kept)
         samples = samples_of(config, step, refill)[: missing * size]
         for part in play_samples(rollout, credit, samples, config, step):
-            played += part.episodes
-            rewards += [_earned(credit, episode) for episode in part.episodes]
+            everything += [(episode, _earned(credit, episode)) for episode in part.episodes]
             failed, waited_s = failed + len(part.failed), waited_s + part.waited_s
+        tools, lost = find_lost([episode for episode, _ in everything])
+        usable = [pair for pair in everything if pair[0][:3] not in lost]
+        played, rewards = map(list, zip(*usable, strict=True))
         groups = list(dict.fromkeys(episode.group for episode in played))
         kept = with_signal(played, rewards) if config.algo.dynamic_sampling else set(groups)
         if len(kept) == wanted:
             break
     kept = kept or set(groups[:wanted])
-    both = [pair for pair in zip(played, rewards, strict=True) if pair[0].group in kept]
+    both = [pair for pair in usable if pair[0].group in kept]
     episodes, earned = learnable(both, by_step=credit.by_step)
-    return Collected(episodes, earned, played, rewards, len(groups) - len(kept), failed, waited_s)
+    failed, dropped = failed + len(everything) - len(usable), len(groups) - len(kept)
+    numbers = dropped, failed, waited_s
+    return Collected(episodes, earned, played, rewards, *numbers, tools=tools)
 
 
 def _earned(credit: Credit, episode: Episode) -> np.ndarray:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping, Sequence
+from concurrent.futures import Executor
 from typing import Any, NamedTuple
 
 from marft_jax.envs.base import Env
@@ -12,8 +13,8 @@ from marft_jax.plugins import result_of, shown, text_of
 from marft_jax.team.prompts import ContextFull, Team
 from marft_jax.team.protocol import Step, check_acts, check_step
 from marft_jax.team.workflows import Workflow, find_workflow
-from marft_jax.tools import answer_calls, find_calls
-from marft_jax.types import Act, StepResult, Turn
+from marft_jax.tools import EpisodeTools, find_calls, messages_of
+from marft_jax.types import Act, AnsweredCall, StepResult, Turn
 
 
 class RolloutSpec(NamedTuple):
@@ -25,6 +26,9 @@ class RolloutSpec(NamedTuple):
     max_turns: int
     max_tool_calls: int
     snapshots: bool  # take one after each step, of environments that offer them
+    threads: Executor  # where tools run
+    # recorded calls of a turn, which are not made again: takes the task, the act, and its turn
+    recorded_calls: Callable[[int, int, int], Sequence[AnsweredCall]]
 
     def alone(self, agent: int) -> RolloutSpec:
         """The same for one agent without the others."""
@@ -50,6 +54,7 @@ class EnvSession:
         self._spec, self._task = spec, task
         self._env: Any = None
         self._generator: Any = None
+        self._tools = EpisodeTools(spec.threads)
         self._has_tool = False
         self.players: Mapping[str, str] = {}
 
@@ -140,24 +145,40 @@ class EnvSession:
     def may_call(self, turn: Turn, number: int) -> bool:
         """True where a turn, the ``number``-th of its act, may call a tool of its agent or of the
         environment."""
-        has_tools = bool(self._spec.team.tools_of(turn.agent)) or self._has_tool
+        has_tools = bool(self._spec.team.tools_of(turn.agent).sources) or self._has_tool
         return has_tools and number <= self._spec.max_tool_calls
 
-    def answer_tools(self, turn: Turn) -> list[Message]:
-        """Answers the calls of a turn: of its agent's tools, else of the environment's own tool,
-        which finds its calls itself. Returns no messages where the turn calls nothing."""
-        tools = self._spec.team.tools_of(turn.agent)
-        names = [tool.name for tool in tools]
-        _, calls = find_calls(turn.text, names, self._spec.team.tokenizers[turn.agent])
-        if calls or not self._has_tool:
-            return answer_calls(tools, calls)
-        answer = self._env.tool(turn)
-        if answer is None:
-            return []
-        return [{"role": "user", "content": text_of("the environment's tool", answer)}]
+    def answer_tools(
+        self, turn: Turn, recorded: Sequence[AnsweredCall]
+    ) -> tuple[list[Message], tuple[AnsweredCall, ...]] | None:
+        """Answers a turn that calls tools of its agent, or else the environment's own tool, which
+        finds its calls itself.
+
+        Args:
+            recorded: answers to the turn's calls, used in place of new calls.
+
+        Returns:
+            The answers as messages, and the calls of the agent's tools; None where the turn calls
+            nothing.
+        """
+        team = self._spec.team
+        box, tokenizer = team.tools_of(turn.agent), team.tokenizers[turn.agent]
+        if recorded:
+            self._tools.repeat(box, recorded)
+            return messages_of(recorded), tuple(recorded)
+        _, calls = find_calls(turn.text, box.definitions, tokenizer)
+        names = {tool.name for tool in box.tools}
+        if self._has_tool and not any(call.name in names for call in calls):
+            answer = self._env.tool(turn)
+            if answer is not None:
+                text = text_of("the environment's tool", answer)
+                return [{"role": "user", "content": text}], ()
+        answered = self._tools.answer(box, calls)
+        return (messages_of(answered), answered) if calls else None
 
     def close(self) -> None:
-        """Drops environment and workflow; users' code may run then, too."""
+        """Drops environment, workflow and tools; users' code may run then, too."""
+        self._tools.close()
         generator, self._generator, self._env = self._generator, None, None
         if isinstance(generator, Generator):
             generator.close()

@@ -211,10 +211,14 @@ class LiveEpisode:
             is_last = self._asked >= self._spec.max_turns
             if is_last or not self._session.may_call(turn, len(turns)):
                 return
-            messages = yield self._call("tool", self._session.answer_tools, turn)
-            if not messages:
+            place = self.sample.index, number, len(turns) - 1
+            recorded = before.calls if before else self._spec.recorded_calls(*place)
+            answered = yield self._call("tool", self._session.answer_tools, turn, recorded)
+            if answered is None:
                 return
-            tools = [tool.definition for tool in self._team.tools_of(act.agent)]
+            messages, calls = answered
+            turns[-1] = turn = turn._replace(calls=calls)
+            tools = self._team.tools_of(act.agent).definitions
             if (resumed := self._team.resume(turn, messages, tools)) is None:
                 return
             answer = "\n".join(message["content"] for message in messages)

@@ -9,7 +9,8 @@ itself. A demonstration is a line of JSON, written by hand or taken from a trans
 ``task`` is the number of a task of the environment, or a text. A text is the whole task: the
 episode ends after one step and earns the line's ``reward`` or 0. A transcript has both: the number
 as ``index``, and the text, which must be the text of that task. A turn may have two flags: ``tool``
-(it called a tool) and ``truncated`` (its token limit cut it off).
+(it called a tool) and ``truncated`` (its token limit cut it off). With ``calls``, as transcripts
+have them, its tools are not called again.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 import numpy as np
+from pydantic import TypeAdapter, ValidationError
 
 from marft_jax import config
 from marft_jax.envs.base import Env
@@ -31,11 +33,13 @@ from marft_jax.plugins import number_of, shown, text_of
 from marft_jax.rollout.rollout import Rollout
 from marft_jax.rollout.trunk import places_of
 from marft_jax.sampling.protocol import Capabilities, Completion, Request
+from marft_jax.setting import fault_of
 from marft_jax.team.profiles import Profile
 from marft_jax.team.prompts import Team
 from marft_jax.team.workflows import Workflow
-from marft_jax.types import Episode, FailedEpisode, Sample, StepResult, Turn
+from marft_jax.types import AnsweredCall, Episode, FailedEpisode, Sample, StepResult, Turn
 
+_CALLS = TypeAdapter(tuple[AnsweredCall, ...])
 _AT_ONCE = 256  # episodes that are played together
 _FORM = 'expected {"task": ..., "turns": [{"agent": ..., "text": ...}, ...]}'
 
@@ -46,12 +50,14 @@ class RecordedTurn(NamedTuple):
     Attributes:
         tool: the turn called a tool.
         truncated: its token limit cut it off.
+        calls: its calls of the agent's tools, whose answers are used in place of new calls.
     """
 
     agent: str
     text: str
     tool: bool = False
     truncated: bool = False
+    calls: tuple[AnsweredCall, ...] = ()
 
 
 class Demonstration(NamedTuple):
@@ -129,7 +135,12 @@ def _turn(turn: Any, what: str) -> RecordedTurn:
     if not isinstance(agent, str):
         raise BadInput(f'{what}: expected {{"agent": ..., "text": ...}}, got {shown(turn)}')
     text = text_of(f"{what}, text", fields.get("text"))
-    return RecordedTurn(agent, text, tool not in (None, False), cut is True)
+    try:
+        calls = _CALLS.validate_python(fields.get("calls", ()))
+    except ValidationError as error:
+        raise BadInput(f"{what}, calls{fault_of(error)}") from None
+    calls = tuple(call._replace(answer=text_of(what, call.answer)) for call in calls)
+    return RecordedTurn(agent, text, tool not in (None, False), cut is True, calls)
 
 
 def demonstrated(
@@ -181,6 +192,7 @@ def replay(
         step_seconds=settings.step_seconds,
         max_tool_calls=max_tool_calls,
         max_turns=settings.max_turns,
+        recorded_calls=recordings.calls,
         stop=stop,
     )
     played: list[Episode | str] = []
@@ -258,6 +270,12 @@ class Recordings:
 
     def stats(self) -> Mapping[str, float]:
         return {}
+
+    def calls(self, number: int, act: int, call: int) -> Sequence[AnsweredCall]:
+        """Returns the recorded calls of a turn, see ``RolloutSpec``."""
+        turns = self._demonstrations[number].turns
+        places = dict(zip(places_of([turn.tool for turn in turns]), turns, strict=True))
+        return places[act, call].calls if (act, call) in places else ()
 
     def _completion(self, request: Request) -> Completion:
         """Returns the recorded tokens; the end-of-turn token alone where no recorded ones fit."""

@@ -23,7 +23,7 @@ from marft_jax.rollout.live_episode import EpisodeCoroutine, LiveEpisode
 from marft_jax.sampling.protocol import Request, Sampler
 from marft_jax.team.prompts import Team
 from marft_jax.team.workflows import Workflow
-from marft_jax.types import FailedEpisode, Played, Sample
+from marft_jax.types import AnsweredCall, FailedEpisode, Played, Sample
 
 LOGGER = logging.getLogger("marft_jax")
 
@@ -40,12 +40,13 @@ class Rollout:
     """Plays episodes of one team.
 
     Args:
-        threads: run environments and workflows.
+        threads: run environments, workflows and tools.
         max_failed: fraction of the episodes that may fail; None: all may, and nothing is logged.
         step_seconds: time limit of a call of environment or workflow, whose episode then fails.
         max_tool_calls: tool calls of an agent in one turn, at most.
         max_turns: turns of an episode, at most; one that wants more is truncated.
         snapshots: take snapshots of environments that offer them, for branches to begin with.
+        recorded_calls: see ``RolloutSpec``.
         stream: random stream of the actions.
         stop: asked again and again while a play waits; True ends the play with ``Stopped``.
         report: called with the number of episodes that are over.
@@ -67,6 +68,7 @@ class Rollout:
         max_tool_calls: int = 4,
         max_turns: int = 128,
         snapshots: bool = False,
+        recorded_calls: Callable[[int, int, int], Sequence[AnsweredCall]] = lambda i, act, turn: (),
         stream: Stream = Stream.TRAINING,
         stop: Callable[[], bool] = lambda: False,
         report: Callable[[int], None] | None = None,
@@ -78,7 +80,9 @@ class Rollout:
                     "and action of the sampler; lower it"
                 )
         self._sampler, self._threads = sampler, threads
-        self._spec = RolloutSpec(team, workflow, create_env, max_turns, max_tool_calls, snapshots)
+        limits = max_turns, max_tool_calls
+        own = threads, recorded_calls
+        self._spec = RolloutSpec(team, workflow, create_env, *limits, snapshots, *own)
         self._seconds, self._max_failed, self._stream = step_seconds, max_failed, stream
         self._stop, self._report = stop, report
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from marft_jax.config import Config
 from marft_jax.errors import BadInput, is_users
 from marft_jax.formats import foreign, jsonlines
+from marft_jax.tools import name_of
 
 if TYPE_CHECKING:
     from marft_jax.team.profiles import Profile
@@ -46,7 +47,9 @@ def inputs_of(config: Config, workflow: str = "", agents: Iterable[Profile] = ()
                 if path.is_file():
                     found.setdefault(f"--env.{name}", []).append(_hashed(path))
     texts = [text for part in (config.env, config.algo) for _, text in _texts(part)]
-    texts += [workflow, *(text for a in agents for text in (a.reward or "", *(a.tools or ())))]
+    texts.append(workflow)
+    for agent in agents:
+        texts += [agent.reward or "", *map(name_of, agent.tools or ())]
     for module in (t.rpartition("=")[2].partition(":")[0] for t in texts if ":" in t):
         with contextlib.suppress(ImportError, ValueError):  # it is no module
             spec = importlib.util.find_spec(module)

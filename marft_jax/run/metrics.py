@@ -19,8 +19,9 @@ from marft_jax.learning.batch import Batch
 from marft_jax.learning.credit import agent_reward
 from marft_jax.learning.packing import known_before
 from marft_jax.rollout.collect import Collected
+from marft_jax.rollout.tools_down import Called
 from marft_jax.team.prompts import Team
-from marft_jax.types import Episode, Turn
+from marft_jax.types import AnsweredCall, Episode, Turn
 
 _OF_RATIOS = ("approx_kl", "clip_fraction")
 
@@ -100,6 +101,7 @@ def metrics_of(
     for agent, name in enumerate(team.names):
         own = _of_agent(collected, agent, algo)
         numbers |= {f"agent/{name}/{what}": value for what, value in own.items()}
+    numbers |= _of_tools(collected.tools.calls, team)
     numbers |= _of_environment(trunks)
     numbers |= _of_learner(learned, team, algo.recorded)
     return {key: float(value) for key, value in numbers.items()}
@@ -138,6 +140,32 @@ def _of_agent(collected: Collected, agent: int, algo: Update) -> dict[str, float
         "kept": np.mean([turn.filtered_mass for turn in turns] or [1.0]).item(),
         "turns": len(turns) / len(played),
     }
+
+
+def _of_tools(calls: Sequence[Called], team: Team) -> dict[str, float]:
+    """Computes the numbers of each tool, and of each agent that has tools. Calls of an unknown tool
+    count for the agent alone."""
+    found: dict[str, float] = {}
+    for name in dict.fromkeys(tool.name for box in team.tools for tool in box.tools):
+        own = [(agent, call) for agent, call in calls if call.name == name]
+        lengths = [len(team.tokenizers[agent].encode(call.answer)) for agent, call in own]
+        found |= {f"tool/{name}/{key}": n for key, n in _of_calls([c for _, c in own]).items()}
+        found[f"tool/{name}/seconds"] = sum(call.seconds for _, call in own) / max(1, len(own))
+        found[f"tool/{name}/tokens"] = sum(lengths) / max(1, len(own))
+    for agent, box in enumerate(team.tools):
+        if box.sources:
+            own = _of_calls([call for who, call in calls if who == agent])
+            found |= {f"agent/{team.names[agent]}/tool_{key}": n for key, n in own.items()}
+    return found
+
+
+def _of_calls(calls: Sequence[AnsweredCall]) -> dict[str, float]:
+    """Counts calls, and computes the shares of them that were wrong or failed."""
+    shares = {
+        verdict: sum(call.verdict == verdict for call in calls) / max(1, len(calls))
+        for verdict in ("wrong", "failed")
+    }
+    return {"calls": len(calls), **shares}
 
 
 def _of_environment(episodes: Sequence[Episode]) -> dict[str, float]:

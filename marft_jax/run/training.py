@@ -26,6 +26,7 @@ from marft_jax.rollout.collect import Collected, collect
 from marft_jax.rollout.curriculum import Curriculum
 from marft_jax.rollout.pipeline import Cancelled, Pipeline
 from marft_jax.rollout.source import Job, RolloutSource
+from marft_jax.rollout.tools_down import ToolWatch
 from marft_jax.run.answers import PeriodicEvaluation
 from marft_jax.run.checkpoints import Checkpoints, Schedule
 from marft_jax.run.guard import Guard
@@ -109,12 +110,14 @@ def rollout_source(run: Training) -> RolloutSource:
     """Makes the source of steps that the team plays itself."""
     config, session = run.config, run.session
     credit = make_credit(config.algo, session.team)
-    has_signal = functools.partial(groups_with_signal, algo=config.algo)
+    has_signal, watch = functools.partial(groups_with_signal, algo=config.algo), ToolWatch()
 
     def play(job: Job, cancelled: Cancelled) -> Collected:
         source = run.curriculum.source(job.level)
         rollout = make_rollout(session, source, run.threads, cancelled=cancelled)
-        return collect(rollout, credit, has_signal, config, job.attempt)
+        collected = collect(rollout, credit, has_signal, config, job.attempt)
+        watch.look(job.attempt, collected.tools)
+        return collected
 
     how = session.sampler, run.curriculum, play, config.run.steps, session.copy_adapters
     return RolloutSource(run.pipeline, *how)

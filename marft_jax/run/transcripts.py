@@ -31,10 +31,11 @@ def record(
 ) -> dict[str, Any]:
     """Converts an episode to plain values, each turn with the numbers given for it.
 
-    ``prompt`` is what the model read, special tokens included, and ``tool`` what a tool of the
-    environment answered to the turn. ``D[i][j]`` is 1 where turn i was shown turn j; ``tokens`` is
-    the half-open span of a turn in the episode's action tokens, in acting order. ``alone`` is what
-    agents earn alone on the task, where that is known.
+    ``prompt`` is what the model read, special tokens included. ``calls`` are a turn's calls of the
+    agent's tools, and ``tool`` is what these or a tool of the environment answered. ``D[i][j]`` is
+    1 where turn i was shown turn j; ``tokens`` is the half-open span of a turn in the episode's
+    action tokens, in acting order. ``alone`` is what agents earn alone on the task, where that is
+    known.
 
     Args:
         decoders: of each agent.
@@ -177,6 +178,7 @@ def _turns(turns: Sequence[Turn], decoders: Sequence[Decode]) -> Iterator[dict[s
             "prompt": decoders[turn.agent](turn.prompt.tolist(), special=True),
             "text": turn.text,
             **({} if turn.tool is None else {"tool": turn.tool}),
+            **({"calls": [call._asdict() for call in turn.calls]} if turn.calls else {}),
             "tokens": [start, end],
             "sees": turn.sees,
             "truncated": turn.truncated,

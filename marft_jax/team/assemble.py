@@ -15,7 +15,7 @@ from marft_jax.team.profiles import Profile, last_answering
 from marft_jax.team.prompts import Team
 from marft_jax.team.team_files import Blueprint
 from marft_jax.team.workflows import find_workflow
-from marft_jax.tools import Tool, check_form, load_tools
+from marft_jax.tools import Toolbox, check_form, load_toolboxes
 
 _SOURCE = "--team.file"
 
@@ -72,8 +72,8 @@ def make_team(
         teachers=blueprint.teachers,
         tools=_tools(profiles, settings.context == "shared" or workflow == "program"),
     )
-    for tokenizer, tools in zip(team.tokenizers, team.tools, strict=False):
-        if tools:
+    for tokenizer, box in zip(team.tokenizers, team.tools, strict=False):
+        if box.sources:
             check_form(tokenizer)
     return team._replace(**_PARTS[workflow](team, blueprint)) if workflow in _PARTS else team
 
@@ -121,8 +121,8 @@ _PARTS: dict[str, Callable[[Team, Blueprint], dict[str, Any]]] = {
 """Checks of workflows with further keys; each returns fields of the team."""
 
 
-def _tools(profiles: tuple[Profile, ...], refused: bool) -> tuple[tuple[Tool, ...], ...]:
-    """Loads the tools of each agent."""
+def _tools(profiles: tuple[Profile, ...], refused: bool) -> tuple[Toolbox, ...]:
+    """Loads the toolbox of each agent."""
     if not any(profile.tools for profile in profiles):
         return ()
     if refused:
@@ -130,7 +130,7 @@ def _tools(profiles: tuple[Profile, ...], refused: bool) -> tuple[tuple[Tool, ..
             f"{_SOURCE}: tools: expected --team.context own and another workflow than program, "
             "which brings its own tools; take the tools out, or change that"
         )
-    return tuple(load_tools(p.tools or (), f"{_SOURCE}: {p.name}: tools") for p in profiles)
+    return load_toolboxes({profile.name: profile.tools or () for profile in profiles}, _SOURCE)
 
 
 def _member(team: Team, part: str, name: str | None) -> int | None:

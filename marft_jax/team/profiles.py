@@ -13,6 +13,7 @@ from marft_jax import config
 from marft_jax.config import Stops, Temperature
 from marft_jax.setting import Count, Fraction, Natural
 from marft_jax.team.teachers import Teacher
+from marft_jax.tools import check_entry
 from marft_jax.types import Sampling
 
 _NAME = re.compile(r"""(?![\s.])[^<>:"/\\|?*]{1,60}(?<![\s.])""")
@@ -43,6 +44,7 @@ def _several(value: Any) -> Any:
 
 Name = Annotated[str, AfterValidator(_folder)]
 _Text = Annotated[str, Field(min_length=1)]
+_Tool = Annotated[Any, AfterValidator(check_entry)]
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid", allow_inf_nan=False))
@@ -68,8 +70,8 @@ class Profile:
     min_p: Fraction | None = None
     stop: Annotated[Stops, BeforeValidator(_several)] | None = None
     past: Name | None = None  # agent as whose earlier versions it plays; it does not learn
-    # functions that it may call: package.module:function
-    tools: Annotated[tuple[str, ...], BeforeValidator(_several)] | None = None
+    # tools that it may call, each a name or a name with its options
+    tools: Annotated[tuple[_Tool, ...], BeforeValidator(_several)] | None = None
     base: Name | None = None  # base of the team file that it runs on; None: ``--model.base``
     teacher: Teacher | None = None  # with ``--algo.name distill``; None: the team's
 

@@ -18,7 +18,7 @@ from marft_jax.team.dag import Graph
 from marft_jax.team.orchestrator import strip_calls
 from marft_jax.team.profiles import Profile
 from marft_jax.team.teachers import Teacher
-from marft_jax.tools import Tool
+from marft_jax.tools import Toolbox, for_model
 from marft_jax.types import Act, Sampling, StepResult, Turn, without_thinking
 
 _RESERVED = 64  # tokens of a shared conversation kept free for the messages of later agents
@@ -69,7 +69,7 @@ class Team(NamedTuple):
     judge: int | None = None  # agent that decides a debate
     rounds: int = 2  # of a debate
     max_steps: int = 10  # calls of an orchestrator
-    tools: tuple[tuple[Tool, ...], ...] = ()  # of each member; or none
+    tools: tuple[Toolbox, ...] = ()  # of each member; or none
     teachers: tuple[Teacher | None, ...] = ()  # of each member; or none
     view: Callable[[str, str], str] | None = None  # maps (name, observation) to the shown text
     program: Any = None  # of the environment; the workflow ``program`` answers its calls
@@ -108,9 +108,9 @@ class Team(NamedTuple):
         """Names the folder of an adapter in an export, see ``bases.folder_of``."""
         return folder_of(self.adapter_names[base][n], base, several=len(self.adapter_names) > 1)
 
-    def tools_of(self, agent: int) -> tuple[Tool, ...]:
+    def tools_of(self, agent: int) -> Toolbox:
         """Tools that an agent may call."""
-        return self.tools[agent] if self.tools else ()
+        return self.tools[agent] if self.tools else Toolbox()
 
     def alone(self, agent: int) -> Team:
         """Returns the team for the workflow ``solo``, in which this agent acts and is graded."""
@@ -154,8 +154,9 @@ class Team(NamedTuple):
         The prompt has the ids that the turn read and wrote, then the messages. None if no room is
         left.
         """
-        before = [*turn.prompt.tolist(), *self._ended(turn)]
-        prompt = [*before, *self.tokenizers[turn.agent].reply(new, tools=tools)]
+        before, tokenizer = [*turn.prompt.tolist(), *self._ended(turn)], self.tokenizers[turn.agent]
+        messages, tools = for_model(new, tools, tokenizer, begins=False)
+        prompt = [*before, *tokenizer.reply(messages, tools=tools)]
         try:
             return self._fitted(turn.agent, prompt, turn.step, turn.sees, len(before))
         except ContextFull:
@@ -197,8 +198,8 @@ class Team(NamedTuple):
             seen = self.view(self.profiles[agent].name, seen)
         lines = [seen, *map(self._line, turns)]
         messages = self._opening(agent, [*lines, message] if message else lines)
-        tools = [tool.definition for tool in self.tools_of(agent)]
-        return self.tokenizers[agent].chat(messages, tools)
+        tokenizer = self.tokenizers[agent]
+        return tokenizer.chat(*for_model(messages, self.tools_of(agent).definitions, tokenizer))
 
     def _continued_prompt(
         self, agent: int, state: State, seen: Sequence[Turn], in_step: bool, message: str

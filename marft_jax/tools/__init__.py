@@ -1,15 +1,34 @@
-"""Tools that an agent may call in its turn, and the form in which chat templates write calls."""
+"""Tools that an agent may call in its turn, and the form in which models write calls."""
 
-from marft_jax.tools.calls import ToolCall, check_form, find_calls, for_template, with_ids
-from marft_jax.tools.tool import Tool, answer_calls, load_tools
+from marft_jax.tools.calls import ToolCall, check_form, find_calls, for_model, with_ids
+from marft_jax.tools.tool import Options, Source, Tool, ToolError, function_source, parse_options
+from marft_jax.tools.toolbox import (
+    Entry,
+    EpisodeTools,
+    Toolbox,
+    check_entry,
+    load_toolboxes,
+    messages_of,
+    name_of,
+)
 
 __all__ = [
+    "Entry",
+    "EpisodeTools",
+    "Options",
+    "Source",
     "Tool",
     "ToolCall",
-    "answer_calls",
+    "ToolError",
+    "Toolbox",
+    "check_entry",
     "check_form",
     "find_calls",
-    "for_template",
-    "load_tools",
+    "for_model",
+    "function_source",
+    "load_toolboxes",
+    "messages_of",
+    "name_of",
+    "parse_options",
     "with_ids",
 ]

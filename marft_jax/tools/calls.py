@@ -8,18 +8,16 @@ from __future__ import annotations
 import functools
 import json
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from marft_jax.errors import BadInput
 from marft_jax.formats import foreign
-
-Message = Mapping[str, Any]
-"""A message of a conversation, as ``models.tokenizers`` has it."""
+from marft_jax.tools.fenced import Message, Tools, only_text, rewrite
 
 
 class ToolCall(NamedTuple):
-    """A call of a tool; ``arguments`` is a JSON object as text."""
+    """A call of a tool; ``arguments`` is a JSON object as text, if the model wrote one."""
 
     name: str
     arguments: str
@@ -33,24 +31,26 @@ class CallWriter(Protocol):
         ...
 
 
-Form = Callable[[str], tuple[str, list[ToolCall]]]
-"""Parses a text; returns the text without its calls, and the calls."""
+Form = Callable[[str, Tools], tuple[str, list[ToolCall]]]
+"""Parses a text that may call some tools; returns the text without its calls, and the calls."""
 
-_TAGGED = re.compile(r"<think>.*?(?:</think>|\Z)|</think>|<tool_call>(.*?)</tool_call>", re.DOTALL)
-"""Thinking, the end of thinking that the prompt opened, or a call."""
+_THINKING = r"<think>.*?(?:</think>|\Z)|</think>"  # or the end of what the prompt opened
+_TAGGED = re.compile(rf"{_THINKING}|<tool_call>(.*?)</tool_call>", re.DOTALL)
+_FENCED = re.compile(
+    rf"{_THINKING}|^```call[ \t]+([^\s`]+)[ \t]*\n(.*?)^```[ \t]*$", re.DOTALL | re.MULTILINE
+)
+_MARK = re.compile(r"(?:\A|(?<=</think>))\s*(?:\[TOOL_CALLS\]|<\|python_tag\|>)")
+"""Mark in front of bare calls; where it is a special token, a sampled text has none."""
 
 
-def find_calls(
-    text: str, names: Collection[str], tokenizer: CallWriter
-) -> tuple[str, list[ToolCall]]:
+def find_calls(text: str, tools: Tools, tokenizer: CallWriter) -> tuple[str, list[ToolCall]]:
     """Finds calls in a sampled text; returns the text without them, and the calls.
 
     Args:
-        names: the tools that may be called. A text that calls any other tool has no calls.
+        tools: those that the agent has. A text may call others, too.
     """
-    form = find_form(tokenizer) if names else None
-    content, calls = form(text) if form else (text, [])
-    return (content, calls) if all(call.name in names for call in calls) else (text, [])
+    form = find_form(tokenizer) if tools else None
+    return form(text, tools) if form else (text, [])
 
 
 def with_ids(calls: Sequence[ToolCall], prefix: str) -> tuple[dict[str, Any], ...]:
@@ -78,50 +78,93 @@ def for_template(message: Message) -> Message:
     return {**message, "tool_calls": opened}
 
 
+def for_model(
+    messages: Sequence[Message], tools: Tools, tokenizer: CallWriter, *, begins: bool = True
+) -> tuple[list[Message], Tools]:
+    """Messages and tools as the model's chat template takes them.
+
+    Args:
+        begins: the messages begin a conversation; otherwise they continue one.
+    """
+    has_calls = any(m["role"] == "tool" or m.get("tool_calls") for m in messages)
+    if (tools or has_calls) and find_form(tokenizer) is _parse_fenced:
+        return rewrite(messages, tools if begins else ()), ()
+    return [*map(for_template, messages)], tools
+
+
 @functools.lru_cache(maxsize=8)
 def find_form(tokenizer: CallWriter) -> Form | None:
-    """Finds the form in which the model's chat template writes calls; None if it is unknown."""
-    written = tokenizer.write_call("qxz", {"a": "b"}) or ""
-    forms = (_parse_tagged, _parse_bare)
-    return next((f for f in forms if f(written) == ("", [ToolCall("qxz", '{"a": "b"}')])), None)
+    """Finds the form in which a model writes calls: that of its chat template, or fenced blocks
+    where the template has no tools; None where the template's form is unknown."""
+    written = tokenizer.write_call("qxz", {"a": "b"})
+    if written is None:
+        return _parse_fenced
+    forms, call = (_parse_tagged, _parse_bare), ToolCall("qxz", '{"a": "b"}')
+    return next((form for form in forms if form(written, ()) == ("", [call])), None)
 
 
 def check_form(tokenizer: CallWriter) -> None:
-    """Checks that the model's chat template has tools.
+    """Checks that the form in which the model writes calls is known.
 
     Raises:
-        BadInput: it has none, or writes calls in an unknown form.
+        BadInput: its chat template has tools, but another form of calls.
     """
     if find_form(tokenizer) is None:
         raise BadInput(
-            "tools: the chat template of this model has none, or writes calls in a form that is "
-            "not known; use another base"
+            "tools: the chat template of this model writes calls in a form that is not known; use "
+            "another base"
         )
 
 
-def _parse_tagged(text: str) -> tuple[str, list[ToolCall]]:
+def _parse_tagged(text: str, tools: Tools) -> tuple[str, list[ToolCall]]:
     """``<tool_call>{"name": ..., "arguments": {...}}</tool_call>``, as of Hermes and Qwen."""
-    parts = list(_TAGGED.finditer(text))
-    begins = max((part.end() for part in parts if part[0] == "</think>"), default=0)
-    tags = [part for part in parts if part[1] is not None and part.start() >= begins]
+    tags = _after_thinking(_TAGGED, text)
     calls = [_call(_object(tag[1])) for tag in tags]
     if not calls or None in calls:
         return text, []
-    for tag in reversed(tags):
-        text = text[: tag.start()] + text[tag.end() :]
-    return text.strip(), [call for call in calls if call]
+    return _without(text, tags), [call for call in calls if call]
 
 
-def _parse_bare(text: str) -> tuple[str, list[ToolCall]]:
+def _parse_fenced(text: str, tools: Tools) -> tuple[str, list[ToolCall]]:
+    """Blocks, see ``fenced``."""
+    blocks = _after_thinking(_FENCED, text)
+    own = {tool["function"]["name"]: only_text(tool["function"]) for tool in tools}
+    calls: list[ToolCall] = []
+    for block in blocks:
+        name, body = block[1], block[2].strip("\n")
+        given, parameter = _arguments(body), own.get(name)
+        if parameter is not None and (given is None or given.keys() != {parameter}):
+            given = {parameter: body}
+        arguments = body if given is None else json.dumps(given, ensure_ascii=False)
+        calls.append(ToolCall(name, arguments))
+    return (_without(text, blocks), calls) if calls else (text, [])
+
+
+def _after_thinking(pattern: re.Pattern[str], text: str) -> list[re.Match[str]]:
+    """Finds the calls behind all thinking."""
+    parts = list(pattern.finditer(text))
+    begins = max((part.end() for part in parts if part[0] == "</think>"), default=0)
+    return [part for part in parts if part[1] is not None and part.start() >= begins]
+
+
+def _without(text: str, found: Sequence[re.Match[str]]) -> str:
+    for part in reversed(found):
+        text = text[: part.start()] + text[part.end() :]
+    return text.strip()
+
+
+def _parse_bare(text: str, tools: Tools) -> tuple[str, list[ToolCall]]:
     """JSON alone, an object or a list of objects, after thinking or not: as of Llama, Mistral."""
-    is_json = text.lstrip().startswith(("{", "["))
-    thinking, end, _ = ("", "", "") if is_json else text.partition("</think>")
+    plain, names = _MARK.sub("", text), [tool["function"]["name"] for tool in tools]
+    is_json = plain.lstrip().startswith(("{", "["))
+    thinking, end, _ = ("", "", "") if is_json else plain.partition("</think>")
     thinking = thinking + end if end else ""
-    found = _object(text[len(thinking) :].strip(), list | dict)
+    found = _object(plain[len(thinking) :].strip(), list | dict)
     calls = [_call(own) for own in (found if isinstance(found, list) else [found])]
-    if not calls or None in calls:
+    # an object with a name, but neither a tool's nor with arguments, is an answer
+    if not all(call and (call.name in names or call.arguments != "{}") for call in calls):
         return text, []
-    return thinking.strip(), [call for call in calls if call]
+    return (thinking.strip(), [call for call in calls if call]) if calls else (text, [])
 
 
 def _call(found: Any) -> ToolCall | None:

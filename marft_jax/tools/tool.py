@@ -1,21 +1,31 @@
-"""Tools: what an agent may call in its turn, and the answers that it is shown."""
+"""A tool, a source of tools, and how a Python function becomes a tool."""
 
 from __future__ import annotations
 
+import contextlib
 import inspect
-import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
-from pydantic import TypeAdapter, ValidationError, validate_call
+from pydantic import ConfigDict, TypeAdapter, ValidationError, validate_call
+from pydantic.dataclasses import dataclass
 
 from marft_jax.errors import BadInput
-from marft_jax.plugins import load_function, text_of
-from marft_jax.tools.calls import Message, ToolCall, with_ids
+from marft_jax.setting import Count, NonNegative, Seconds, fault_of
 
 
 class ToolError(ValueError):
     """A call that a tool cannot answer; the agent is shown the message as the answer."""
+
+
+@dataclass(frozen=True, config=ConfigDict(extra="forbid", allow_inf_nan=False))
+class Options:
+    """Options that an entry of ``tools`` may give to any tool."""
+
+    seconds: Seconds = 30.0  # time limit of a call
+    characters: Count = 10_000  # of an answer; the rest is cut off
+    cost: NonNegative = 0.0  # of a call, subtracted from the agent's reward
 
 
 class Tool(NamedTuple):
@@ -25,14 +35,13 @@ class Tool(NamedTuple):
         name: the name by which the agent calls it.
         description: what it does, shown to the agent.
         schema: JSON schema of its arguments, an object.
-        call: takes the arguments by name; returns a text, or a value that JSON can hold. It raises
-            ``ToolError`` for arguments that do not fit. Another exception fails the episode.
+        options: limits and cost of a call.
     """
 
     name: str
     description: str
     schema: Mapping[str, Any]
-    call: Callable[..., Any]
+    options: Options = Options()
 
     @property
     def definition(self) -> dict[str, Any]:
@@ -41,50 +50,47 @@ class Tool(NamedTuple):
         return {"type": "function", "function": function}
 
 
-def load_tools(names: Sequence[str], where: str) -> tuple[Tool, ...]:
-    """Makes a tool of each function that ``package.module:function`` names.
+Call = Callable[[str, Mapping[str, Any]], Any]
+"""Calls the tool of a name with arguments; returns a text, or a value that JSON can hold. Raises
+``ToolError`` for arguments that do not fit; any other exception is a failure of the tool."""
+
+
+class Source(NamedTuple):
+    """Tools that an episode opens together.
+
+    Attributes:
+        open: opens them for an episode; the context gives the function that calls them. It is
+            opened at the episode's first call, and closed with the episode.
+        keeps_state: an answer may depend on the calls before it in the episode.
+    """
+
+    tools: tuple[Tool, ...]
+    open: Callable[[], AbstractContextManager[Call]]
+    keeps_state: bool = False
+
+
+def parse_options(kind: type[Any], given: Mapping[str, Any], where: str) -> Any:
+    """Reads the options of an entry.
 
     Args:
-        where: whose tools they are, for messages.
+        kind: ``Options``, or a dataclass with more fields.
+        where: whose options they are, for messages.
 
     Raises:
-        BadInput: a function cannot be imported, has no type hints or no docstring, or has the name
-            of another one.
+        BadInput: an unknown option, or a value that does not fit.
     """
-    tools = tuple(_make_tool(load_function(name, where, {}), f"{where}: {name}") for name in names)
-    if len({tool.name for tool in tools}) < len(tools):
-        raise BadInput(f"{where}: expected functions of distinct names, got {', '.join(names)}")
-    return tools
+    try:
+        return TypeAdapter(kind).validate_python(dict(given))
+    except ValidationError as error:
+        raise BadInput(f"{where}: {fault_of(error, kind.__dataclass_fields__)}") from None
 
 
-def answer_calls(tools: Sequence[Tool], calls: Sequence[ToolCall]) -> list[Message]:
-    """Calls tools, one after another, and returns their answers as messages of the role ``tool``.
+def function_source(function: Callable[..., Any], options: Options, where: str) -> Source:
+    """Makes a tool of a function; its schema is derived from its type hints.
 
     Raises:
-        BadInput: an answer is neither a text nor what JSON can hold.
+        BadInput: the function has no type hints or no docstring.
     """
-    known = {tool.name: tool for tool in tools}
-    return [
-        {"role": "tool", "tool_call_id": own["id"], "name": call.name}
-        | {"content": _answer(known[call.name], call.arguments)}
-        for own, call in zip(with_ids(calls, "calls"), calls, strict=True)
-    ]
-
-
-def _answer(tool: Tool, arguments: str) -> str:
-    try:
-        answer = tool.call(**json.loads(arguments))
-    except ToolError as error:
-        return f"error: {error}"
-    try:
-        text = answer if isinstance(answer, str) else json.dumps(answer, ensure_ascii=False)
-    except (TypeError, ValueError, RecursionError) as error:
-        raise BadInput(f"tool {tool.name}: expected what JSON can hold: {error}") from error
-    return text_of(f"tool {tool.name}", text)
-
-
-def _make_tool(function: Callable[..., Any], where: str) -> Tool:
-    """Makes a tool of a function; its schema is derived from its type hints."""
     parameters = inspect.signature(function).parameters.values()
     description = inspect.getdoc(function)
     if not description or any(p.annotation is p.empty for p in parameters):
@@ -92,14 +98,15 @@ def _make_tool(function: Callable[..., Any], where: str) -> Tool:
                        "parameter; the agent is shown both")  # fmt: skip
     checked = validate_call(function)
 
-    def call(**arguments: Any) -> Any:
+    def call(name: str, arguments: Mapping[str, Any]) -> Any:
         try:
             return checked(**arguments)
         except ValidationError as error:
             raise ToolError(_first(error)) from None
 
     schema = TypeAdapter[Any](function).json_schema()  # pyright: ignore[reportArgumentType]
-    return Tool(function.__name__, description, schema, call)
+    tool = Tool(function.__name__, description, schema, options)
+    return Source((tool,), lambda: contextlib.nullcontext(call))
 
 
 def _first(error: ValidationError) -> str:

@@ -26,6 +26,24 @@ TAGGED = """\
 {%- if m.role == 'assistant' %}<|end|>{% endif %}{% endfor %}
 {%- if add_generation_prompt %}<|assistant|>{% endif %}"""
 """Calls as of Hermes and Qwen."""
+BARE = TAGGED.replace("<tool_call>", "").replace("</tool_call>", "")
+LLAMA = BARE.replace('"arguments"', '"parameters"').replace(
+    "answer: {{ m.content }}", "answer: {{ m.content | tojson }}"
+)
+"""Calls as of Llama 3, which shows answers as JSON."""
+MISTRAL = """\
+{%- for m in messages %}
+{%- if m.role == 'user' %}{% if tools %}[AVAILABLE_TOOLS] {{ tools | tojson }}[/AVAILABLE_TOOLS]
+{%- endif %}<|user|>{{ m.content }}
+{%- elif m.role == 'tool' %}[TOOL_RESULTS] {"content": {{ m.content }}, "call_id": "
+{{- m.tool_call_id }}"}[/TOOL_RESULTS]
+{%- else %}<|{{ m.role }}|>{{ m.content }}
+{%- for c in m.tool_calls or [] %}{{ '[TOOL_CALLS] [' if loop.first else ', ' }}{"name": "
+{{- c.function.name }}", "arguments": {{ c.function.arguments | tojson }}, "id": "{{ c.id }}"}
+{{- ']' if loop.last }}{% endfor %}{% endif %}
+{%- if m.role == 'assistant' %}<|end|>{% endif %}{% endfor %}
+{%- if add_generation_prompt %}<|assistant|>{% endif %}"""
+"""Calls as of Mistral."""
 
 
 def with_template(template):

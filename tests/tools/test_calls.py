@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 
 import pytest
-from programs import TAGGED, with_template
+from programs import BARE, TAGGED, with_template
 
-from marft_jax.tools import find_calls
+from marft_jax.models.tokenizers.tokenizer import ByteTokenizer
+from marft_jax.tools import find_calls, for_model
 
-BARE = TAGGED.replace("<tool_call>", "").replace("</tool_call>", "")
+ADD = [{"type": "function", "function": {"name": "add", "description": "", "parameters": {}}}]
 CALL = '{"name": "add", "arguments": {"a": 1}}'
 
 
@@ -21,6 +22,12 @@ CALL = '{"name": "add", "arguments": {"a": 1}}'
         (TAGGED, f"<tool_call>{CALL}", f"<tool_call>{CALL}", []),
         (TAGGED, "<tool_call>{}</tool_call>", "<tool_call>{}</tool_call>", []),
         (TAGGED, CALL.replace("add", "sub"), CALL.replace("add", "sub"), []),
+        (TAGGED, f"<tool_call>{CALL}</tool_call>".replace("add", "sub"), "", ["sub"]),
+        (BARE, CALL.replace("add", "sub"), "", ["sub"]),
+        (BARE, '{"name": "sub", "age": 3}', '{"name": "sub", "age": 3}', []),
+        (BARE, "[]", "[]", []),
+        (BARE, f"[TOOL_CALLS] [{CALL}]", "", ["add"]),
+        (BARE, f"<|python_tag|>{CALL}", "", ["add"]),
         (BARE, CALL, "", ["add"]),
         (BARE, f"[{CALL}, {CALL}]", "", ["add"] * 2),
         (BARE, CALL.replace("arguments", "parameters"), "", ["add"]),
@@ -28,7 +35,7 @@ CALL = '{"name": "add", "arguments": {"a": 1}}'
     ],
 )
 def test_calls_are_found_in_the_form_of_the_template(template, text, content, calls):
-    found = find_calls(text, ["add"], with_template(template))
+    found = find_calls(text, ADD, with_template(template))
     assert (found[0], [call.name for call in found[1]]) == (content, calls)
     assert all(json.loads(call.arguments) == {"a": 1} for call in found[1])
 
@@ -60,7 +67,7 @@ NO_ARGUMENTS = (
 def test_arguments_may_be_absent_or_a_text(template, given, read):
     call = f'{{"name": "add"{given}}}'
     call = f"<tool_call>{call}</tool_call>" if template == TAGGED else call
-    content, calls = find_calls(call, ["add"], with_template(template))
+    content, calls = find_calls(call, ADD, with_template(template))
     assert [json.loads(one.arguments) for one in calls] == ([] if read is None else [read])
     assert content == (call if read is None else "")
 
@@ -86,13 +93,61 @@ QUOTED = TAG.replace("1", '"<think>"')
     ],
 )
 def test_what_is_thought_is_no_call(text, content, number):
-    found = find_calls(text, ["add"], with_template(TAGGED))
+    found = find_calls(text, ADD, with_template(TAGGED))
     assert len(found[1]) == number
     assert content is None and (number or found[0] == text) or found[0] == content
 
 
 def test_json_behind_thinking_is_a_call(monkeypatch):
     tokenizer = with_template(BARE)
-    content, calls = find_calls(f"<think>{CALL}?</think>\n{CALL}", ["add"], tokenizer)
+    content, calls = find_calls(f"<think>{CALL}?</think>\n{CALL}", ADD, tokenizer)
     assert (content, len(calls)) == (f"<think>{CALL}?</think>", 1)
-    assert find_calls(f"<think>{CALL}</think>", ["add"], tokenizer)[1] == []
+    assert find_calls(f"<think>{CALL}</think>", ADD, tokenizer)[1] == []
+
+
+def function(name, **properties):
+    schema = {"type": "object", "properties": properties}
+    own = {"name": name, "description": f"Does {name}.", "parameters": schema}
+    return {"type": "function", "function": own}
+
+
+TOOLS = [function("say", text={"type": "string"}), function("add", a={"type": "integer"})]
+
+
+@pytest.mark.parametrize(
+    ("text", "content", "calls"),
+    [
+        ('so\n```call add\n{"a": 1}\n```', "so", [("add", '{"a": 1}')]),
+        ("```call say\na\nb\n```", "", [("say", '{"text": "a\\nb"}')]),
+        ('```call say\n{"text": "a"}\n```', "", [("say", '{"text": "a"}')]),
+        ('```call say\n{"a": 1}\n```', "", [("say", '{"text": "{\\"a\\": 1}"}')]),
+        ("```call sub\n```\n```call add\n1\n```", "", [("sub", "{}"), ("add", "1")]),
+        ("```call add\n{}", "```call add\n{}", []),
+        ("```python\n1\n```", "```python\n1\n```", []),
+        ("<think>\n```call say\na\n```\n</think>4", None, []),
+    ],
+)
+def test_a_template_without_tools_has_calls_as_fenced_blocks(text, content, calls):
+    found = find_calls(text, TOOLS, ByteTokenizer())
+    assert found == (text if content is None else content, calls)
+
+
+def test_without_tools_in_the_template_the_system_prompt_describes_them():
+    tokenizer = ByteTokenizer()
+    call = {"id": "a", "function": {"name": "add", "arguments": '{"a": 1}'}}
+    talk = [
+        {"role": "user", "content": "go"},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "name": "add", "content": "2"},
+        {"role": "tool", "content": "3"},
+    ]
+    messages, tools = for_model(talk, TOOLS, tokenizer)
+    assert [m["role"] for m in messages] == ["system", "user", "assistant", "user"] and not tools
+    for text in ("```call say\ntext\n```\nDoes say.", '```call add\n{"a": "integer"}\n```'):
+        assert text in messages[0]["content"]
+    assert messages[2]["content"].endswith('```call add\n{"a": 1}\n```')
+    assert messages[3]["content"] == "add: 2\nanswer: 3"
+    system = {"role": "system", "content": "Solve."}
+    [first, *_], _ = for_model([system, *talk], TOOLS, tokenizer)
+    assert first["content"].startswith("Solve.\n\n") and "call say" in first["content"]
+    assert for_model(talk[2:], TOOLS, tokenizer, begins=False)[0] == messages[3:]

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import threading
 
 import pytest
 import small
-from programs import TAGGED, with_template
+from programs import LLAMA, MISTRAL, TAGGED, with_template
 from scripted import Scripted, Slow, text
 
 from marft_jax.envs.threads import DaemonThreads
@@ -15,7 +17,17 @@ from marft_jax.rollout.rollout import Rollout
 from marft_jax.team.profiles import Profile
 from marft_jax.team.team_files import Blueprint, dump_team, load_team
 from marft_jax.team.workflows import find_workflow
-from marft_jax.tools import ToolCall, answer_calls, load_tools
+from marft_jax.tools import (
+    EpisodeTools,
+    Source,
+    Tool,
+    Toolbox,
+    ToolCall,
+    ToolError,
+    load_toolboxes,
+    toolbox,
+)
+from marft_jax.types import AnsweredCall
 
 
 def add(a: int, b: int = 1) -> int:
@@ -33,6 +45,32 @@ def unlike_json(text: str) -> object:
     return {1, 2}
 
 
+def leave(text: str) -> str:
+    """Ends the program."""
+    raise SystemExit(3)
+
+
+def refuse(text: str) -> str:
+    """Refuses what it is given."""
+    raise ToolError(f"no {text},\nnever")
+
+
+def hang(text: str) -> str:
+    """Never answers."""
+    FOREVER.wait()
+    return ""
+
+
+FOREVER = threading.Event()
+BOTH = threading.Barrier(2)
+
+
+def meet() -> str:
+    """Answers when it is called twice at the same time."""
+    BOTH.wait(30)
+    return "met"
+
+
 def untyped(a):
     """Has no type hint."""
 
@@ -44,8 +82,22 @@ def silent(a: int) -> int:
 HERE = __name__
 
 
+def box_of(*entries):
+    [box] = load_toolboxes({"solver": entries}, "team")
+    return box
+
+
+def answers(box, *calls):
+    tools = EpisodeTools(DaemonThreads())
+    called = [ToolCall(name, given if isinstance(given, str) else json.dumps(given))
+              for name, given in calls]  # fmt: skip
+    found = tools.answer(box, called)
+    tools.close()
+    return found
+
+
 def test_the_schema_of_a_function_follows_from_its_hints_and_docstring():
-    [tool] = load_tools([f"{HERE}:add"], "tools")
+    [tool] = box_of(f"{HERE}:add").tools
     function = tool.definition["function"]
     assert (function["name"], function["description"]) == ("add", "Adds two numbers.")
     assert function["parameters"]["required"] == ["a"]
@@ -56,43 +108,140 @@ def test_the_schema_of_a_function_follows_from_its_hints_and_docstring():
 
 
 @pytest.mark.parametrize(
-    ("name", "arguments", "answer"),
+    ("name", "arguments", "verdict", "answer"),
     [
-        ("add", {"a": 2, "b": 3}, "5"),
-        ("add", {"a": "2"}, "3"),
-        ("add", {}, "error: a: Missing"),
-        ("add", {"a": "two"}, "error: a: Input should be a valid integer"),
-        ("add", {"a": 1, "c": 2}, "error: c: Unexpected"),
-        ("shout", {"text": "a"}, "A\ufffd"),
+        ("add", {"a": 2, "b": 3}, "ok", "5"),
+        ("add", {"a": "2"}, "ok", "3"),
+        ("add", {}, "wrong", "error: a: Missing"),
+        ("add", {"a": "two"}, "wrong", "error: a: Input should be a valid integer"),
+        ("add", {"a": 1, "c": 2}, "wrong", "error: c: Unexpected"),
+        ("add", "a = 1", "wrong", "error: expected a JSON object, got 'a = 1'"),
+        ("sub", {}, "wrong", "error: expected one of the tools add, refuse, "),
+        ("refuse", {"text": "x"}, "wrong", "error: no x, never"),
+        ("shout", {"text": "a"}, "ok", "A\ufffd"),
+        ("shout", {"text": "a" * 99}, "ok", "AAAAAAAAAA ... (cut off at 10 characters)"),
+        ("unlike_json", {"text": ""}, "failed", "error: TypeError: Object of type set"),
+        ("leave", {"text": ""}, "failed", "error: SystemExit: 3"),
+        ("hang", {"text": ""}, "failed", "error: no answer after 0.1 s"),
     ],
 )
-def test_a_call_is_answered_and_a_wrong_one_is_told_why(name, arguments, answer):
-    tools = load_tools([f"{HERE}:add", f"{HERE}:shout"], "tools")
-    [message] = answer_calls(tools, [ToolCall(name, json.dumps(arguments))])
-    assert (message["role"], message["name"]) == ("tool", name)
-    assert message["content"].startswith(answer) and "\n" not in message["content"]
+def test_whatever_a_tool_does_the_call_is_answered_and_its_fault_is_known(
+    name, arguments, verdict, answer
+):
+    plain = [f"{HERE}:{name}" for name in ("add", "refuse", "unlike_json", "leave")]
+    limited = {f"{HERE}:shout": {"characters": 10}}, {f"{HERE}:hang": {"seconds": 0.1, "cost": 0.5}}
+    box = box_of(*plain, *limited)
+    [call] = answers(box, (name, arguments))
+    assert (call.name, call.verdict, call.cost) == (name, verdict, 0.5 * (name == "hang"))
+    assert call.answer.startswith(answer) and "\n" not in call.answer
+
+
+def test_the_calls_of_an_answer_run_side_by_side_and_are_bounded():
+    found = answers(box_of(f"{HERE}:meet"), *[("meet", {})] * 18)
+    assert [call.answer for call in found[:16]] == ["met"] * 16
+    assert {call.verdict for call in found[16:]} == {"wrong"}
+
+
+def test_a_failure_is_logged_once_with_its_place(caplog):
+    box = box_of(f"{HERE}:unlike_json", f"{HERE}:leave")
+    toolbox._REPORTED.clear()
+    for _ in range(2):
+        answers(box, ("leave", {"text": ""}), ("unlike_json", {"text": ""}))
+    first, second = sorted(record.getMessage() for record in caplog.records)
+    assert first.startswith("tool leave: SystemExit: 3") and "test_tool.py:" in first
+    assert second.startswith("tool unlike_json: TypeError")
 
 
 @pytest.mark.parametrize(
-    ("names", "message"),
+    ("entries", "message"),
     [
-        (["add"], "expected package.module:function, got 'add'"),
+        (["add"], "expected calculator, .*or package.module:function, got 'add'"),
         ([f"{HERE}:nothing"], "has no 'nothing'"),
         ([f"{HERE}:HERE"], "is no function"),
         ([f"{HERE}:untyped"], "a type hint for each parameter"),
         ([f"{HERE}:silent"], "a docstring"),
         ([f"{HERE}:add"] * 2, "distinct names"),
+        ([{"calculator": {"second": 1}}], "team: solver: tools: calculator: second: unknown key; "
+         "did you mean 'seconds'"),
+        ([{"calculator": {"seconds": 0}}], "seconds: expected greater than or equal to 0.1, got 0"),
+    ],
+)  # fmt: skip
+def test_what_is_no_tool_is_said_when_the_team_is_made(entries, message):
+    with pytest.raises(BadInput, match=message):
+        box_of(*entries)
+
+
+@pytest.mark.parametrize(
+    ("expression", "answer"),
+    [
+        ("12*34", "408"),
+        (" (1+2)*3 - -4 ", "13"),
+        ("7/2", "3.5"),
+        ("6/2", "3"),
+        ("7//2 + 7%4", "6"),
+        ("2**10", "1024"),
+        ("2**-1", "0.5"),
+        ("1e3", "1000"),
+        ("10**40", "1" + "0" * 40),
+        ("1/0", "error: division by zero"),
+        ("9**9**9", "error: the result is too large"),
+        ("1e308*10", "error: the result is too large"),
+        ("10**400*1.5", "error: int too large to convert to float"),
+        ("(-8)**0.5", "error: the result is not a real number"),
+        ("1+", "error: expected numbers, + - * / // % ** and parentheses, got '1+'"),
+        ("__import__('os')", "error: expected numbers"),
+        ("[1][0]", "error: expected numbers"),
+        ("True+1", "error: expected numbers"),
+        ("1;2\0", "error: expected numbers"),
+        ("(" * 300 + "1" + ")" * 150, "error: expected numbers"),
+        ("1+" * 300 + "1", "error: expected at most 500 characters"),
     ],
 )
-def test_what_is_no_tool_is_said_when_the_team_is_made(names, message):
-    with pytest.raises(BadInput, match=message):
-        load_tools(names, "tools")
+def test_the_calculator_computes_numbers_and_nothing_else(expression, answer):
+    [call] = answers(box_of("calculator"), ("calculator", {"expression": expression}))
+    assert call.answer.startswith(answer) and call.verdict == ("wrong" if "err" in answer else "ok")
 
 
-def test_an_answer_that_no_message_can_hold_is_named():
-    [tool] = load_tools([f"{HERE}:unlike_json"], "tools")
-    with pytest.raises(BadInput, match="tool unlike_json: expected what JSON can hold"):
-        answer_calls([tool], [ToolCall("unlike_json", '{"text": ""}')])
+class Counter:
+    """A source that keeps state."""
+
+    def __init__(self):
+        self.opened, self.closed = 0, 0
+
+    @contextlib.contextmanager
+    def open(self):
+        self.opened, total = self.opened + 1, 0
+
+        def call(name, arguments):
+            nonlocal total
+            total += arguments["n"]
+            return total
+
+        yield call
+        self.closed += 1
+
+
+def test_a_source_is_opened_by_the_first_call_of_an_episode_and_keeps_its_order():
+    counter = Counter()
+    box = Toolbox((Source((Tool("count", "Counts.", {}),), counter.open, keeps_state=True),))
+    tools = EpisodeTools(DaemonThreads())
+    assert counter.opened == 0
+    calls = [ToolCall("count", json.dumps({"n": n})) for n in range(1, 9)]
+    totals = [call.answer for call in tools.answer(box, calls)]
+    assert totals == ["1", "3", "6", "10", "15", "21", "28", "36"]
+    tools.close()
+    assert (counter.opened, counter.closed) == (1, 1)
+    again = EpisodeTools(DaemonThreads())  # as a branch: what was recorded, then a call of its own
+    again.repeat(box, [AnsweredCall("count", '{"n": 5}', "9", "ok")] * 2)
+    assert counter.opened == 1
+    assert [call.answer for call in again.answer(box, calls[:1])] == ["11"]
+
+
+def test_agents_with_the_same_entry_share_its_source():
+    one, other, third = load_toolboxes(
+        {"a": ["calculator"], "b": ["calculator"], "c": [{"calculator": {"cost": 1}}]}, "team"
+    )
+    assert one.sources[0] is other.sources[0] is not third.sources[0]
 
 
 def test_tools_are_read_from_team_files_and_refused_where_they_cannot_be_used(tmp_path):
@@ -102,13 +251,19 @@ def test_tools_are_read_from_team_files_and_refused_where_they_cannot_be_used(tm
     assert blueprint.agents[0].tools == (f"{HERE}:add",)
     file.write_text(dump_team(blueprint))
     assert load_team(str(file)) == blueprint
-    with pytest.raises(BadInput, match="chat template of this model has none"):
-        small.team_of(blueprint)
+    [box] = small.team_of(blueprint).tools
+    assert [tool.name for tool in box.tools] == ["add"]
     with pytest.raises(BadInput, match="--team.context own"):
         small.team_of(blueprint, team_context="shared")
-    file.write_text("agents: [{name: solver, answers: true, tools: [3]}]")
-    with pytest.raises(BadInput, match=r"tools\[0\]: expected a valid string, got 3"):
-        load_team(str(file))
+    for entry in ("3", "{a: {}, b: {}}", "{calculator: 3}"):
+        file.write_text(f"agents: [{{name: solver, answers: true, tools: [{entry}]}}]")
+        with pytest.raises(BadInput, match=r"tools\[0\]: expected a name, or a name with its opt"):
+            load_team(str(file))
+    entry = "{calculator: {cost: 0.5}}"
+    file.write_text(f"agents: [{{name: solver, answers: true, tools: [{entry}]}}]")
+    blueprint = load_team(str(file))
+    file.write_text(dump_team(blueprint))
+    assert load_team(str(file)) == blueprint
 
 
 CALL = '<tool_call>{"name": "add", "arguments": {"a": %d}}</tool_call>'
@@ -121,15 +276,16 @@ class Adds(Slow):
         return "7" if turn.text == "ADD" else None
 
 
-def play(speak, monkeypatch, env=Slow, **rollout):
+def play(speak, monkeypatch, env=Slow, template=TAGGED, **rollout):
     """Plays a planner without tools and a solver that may add."""
-    tools = ((), load_tools([f"{HERE}:add"], "tools"))
+    tools = load_toolboxes({"planner": [], "solver": [f"{HERE}:add"]}, "team")
     team = small.team_of(
         Blueprint((Profile("planner", "p"), Profile("solver", "s", answers=True))),
         context=2000,
         max_new_tokens=200,
     )._replace(tools=tools)
-    team = small.with_tokenizer(team, with_template(TAGGED))
+    if template:
+        team = small.with_tokenizer(team, with_template(template))
     engine = Scripted(speak)
     rollout = Rollout(
         engine, team, find_workflow("sequential"), lambda: env(1), DaemonThreads(), **rollout
@@ -167,3 +323,50 @@ def test_calls_are_bounded_and_the_environments_tool_is_asked_where_the_agents_a
     episode, _ = play(speak, monkeypatch, env=Adds)
     assert [turn.tool for turn in episode.turns] == [None, "2", "7", None]
     assert [turn.text for turn in episode.turns][2:] == ["ADD", "done"]
+
+
+FENCED = '```call add\n{"a": %d}\n```'
+FORMS = [
+    (TAGGED, CALL, "<u>answer: 5<u>answer: 6<a>"),
+    (LLAMA, '{"name": "add", "parameters": {"a": %d}}', '<u>answer: "5"<a>'),
+    (MISTRAL, '[TOOL_CALLS] [{"name": "add", "arguments": {"a": %d}}]',
+     '[TOOL_RESULTS] {"content": 5, "call_id": "calls0000"}[/TOOL_RESULTS]<a>'),
+    (None, FENCED, "<u>add: 5\nadd: 6<a>"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("template", "call", "shown"), FORMS)
+def test_in_each_form_the_ids_of_a_turn_are_those_that_were_sampled(
+    template, call, shown, monkeypatch
+):
+    both = template in (TAGGED, None)
+
+    def speak(request):
+        if request.key.call:
+            return "so 5"
+        return f"{call % 4}\n{call % 5}" if both else call % 4
+
+    episode, engine = play(speak, monkeypatch, template=template)
+    _, asked, solver = episode.turns
+    assert [one.answer for one in asked.calls] == ["5", "6"][: 1 + both]
+    known = [*asked.prompt.tolist(), *asked.action.tolist()]
+    assert bytes(asked.action[:-1].tolist()).decode() == speak(engine.requests[1])
+    assert solver.prompt[: solver.start].tolist() == known
+    assert text(solver.prompt[solver.start :]).endswith(shown)
+
+
+def test_an_unknown_tool_is_answered_but_the_environments_own_comes_first(monkeypatch):
+    def speak(request):
+        return "done" if request.key.call else (CALL % 1).replace("add", "sub")
+
+    episode, _ = play(speak, monkeypatch)
+    assert episode.turns[1].tool == "error: expected one of the tools add, got 'sub'"
+    assert [call.verdict for call in episode.turns[1].calls] == ["wrong"]
+
+    class Subtracts(Slow):
+        def tool(self, turn):
+            return "0" if "sub" in turn.text else None
+
+    episode, _ = play(speak, monkeypatch, env=Subtracts)
+    assert [turn.tool for turn in episode.turns] == ["0", None, "0", None]
+    assert not any(turn.calls for turn in episode.turns)

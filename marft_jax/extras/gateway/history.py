@@ -19,7 +19,7 @@ from marft_jax.extras.gateway.errors import ApiError
 from marft_jax.extras.gateway.protocol import Call, Choice
 from marft_jax.models.tokenizers.tokenizer import Message, Tokenizer
 from marft_jax.team.prompts import Team
-from marft_jax.tools import check_form, find_calls, for_template, with_ids
+from marft_jax.tools import check_form, find_calls, for_model, with_ids
 from marft_jax.types import Act, Sampling, Turn
 
 _Spoken = tuple[Any, ...]
@@ -27,11 +27,13 @@ _Spoken = tuple[Any, ...]
 
 def prompt_of(team: Team, agent: int, call: Call) -> np.ndarray:
     """Encodes a conversation; the agent's own system prompt opens it where it has none."""
-    system, messages = team.profiles[agent].prompt, [*map(for_template, call.messages)]
+    system, messages = team.profiles[agent].prompt, call.messages
     if system and not any(message["role"] == "system" for message in messages):
         messages = [{"role": "system", "content": system}, *messages]
     try:
-        return np.asarray(team.tokenizers[agent].chat(messages, call.tools), np.int32)
+        tokenizer = team.tokenizers[agent]
+        shown = tokenizer.chat(*for_model(messages, call.tools, tokenizer))
+        return np.asarray(shown, np.int32)
     except Exception as error:  # templates refuse what they like
         what = f"messages: the chat template refuses them: {described(error)}"
         raise ApiError(400, what, "messages") from None
@@ -51,7 +53,9 @@ def split_calls(
 ) -> tuple[str, tuple[Message, ...]]:
     """What an answer says beside its calls of tools, and these."""
     names = [tool["function"]["name"] for tool in call.tools]
-    content, calls = find_calls(text, names, tokenizer)
+    content, calls = find_calls(text, call.tools, tokenizer)
+    if not all(own.name in names for own in calls):  # a client cannot answer those
+        return text, ()
     return content, with_ids(calls, prefix)
 
 

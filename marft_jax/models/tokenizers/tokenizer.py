@@ -7,6 +7,7 @@ that token: whoever writes the text of a task can forge the end of a message.
 from __future__ import annotations
 
 import datetime
+import json
 import os
 import sys
 import time
@@ -145,7 +146,7 @@ class Tokenizer:
         """
         messages = [_message("user", "a"), _message("assistant", _PROBE), *new]
         _, probe, after = self._render(messages, tools=tools).partition(_PROBE)
-        self._check_continues(bool(probe) and all(m["content"].strip() in after for m in new))
+        self._check_continues(bool(probe) and all(_is_in(after, m["content"]) for m in new))
         ids = self.encode(after.lstrip(" "))
         ids = ids[1:] if ids[0] in self.eos_ids else ids
         newline = self.encode("\n")
@@ -310,6 +311,11 @@ def _fold_system(messages: list[dict[str, str]]) -> list[dict[str, str]]:
     if system and others and others[0]["role"] == "user":
         return [_message("user", f"{system}\n\n{others[0]['content']}"), *others[1:]]
     return [_message("user", system), *others] if system else others
+
+
+def _is_in(text: str, content: str) -> bool:
+    """True where a rendered text has a content, as it is or as a text of JSON."""
+    return any(own in text for own in (content.strip(), json.dumps(content, ensure_ascii=False)))
 
 
 def _message(role: str, content: str) -> dict[str, str]:

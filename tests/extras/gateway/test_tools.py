@@ -13,7 +13,7 @@ from programs import TAGGED, play, with_template
 from marft_jax.extras.gateway.errors import ApiError
 from marft_jax.extras.gateway.protocol import read_call
 from marft_jax.models.tokenizers.tokenizer import ByteTokenizer
-from marft_jax.tools import for_template
+from marft_jax.tools import for_model
 
 ADD = {"type": "function", "function": {"name": "add", "description": "adds", "parameters": {}}}
 ANOTHER = TAGGED.replace('"name": "', "call: ").replace('", "arg', ", arg")
@@ -40,8 +40,8 @@ def test_arguments_of_an_earlier_call_are_shown_as_an_object(arguments, shown):
     function = {"name": "clock", "arguments": arguments}
     own = {"role": "assistant", "tool_calls": [{"id": "a", "function": function}]}
     body = json.dumps({"model": "solver", "messages": [user("a"), own, user("b")]})
-    messages = [for_template(message) for message in read_call(body.encode()).messages]
-    assert f'"arguments": {shown}}}' in tokenizer.decode(tokenizer.chat(messages))
+    messages, tools = for_model(read_call(body.encode()).messages, (), tokenizer)
+    assert f'"arguments": {shown}}}' in tokenizer.decode(tokenizer.chat(messages, tools))
 
 
 def speak(request):
@@ -145,20 +145,39 @@ def test_another_agent_may_be_handed_the_conversation(monkeypatch):
     assert np.array_equal(episode.dependency, [[False, False], [True, False]])
 
 
-@pytest.mark.parametrize("template", [None, ANOTHER])
-def test_tools_are_refused_where_the_template_has_none(template, monkeypatch):
-    team = small.team(2, context=300)
-    if template:
-        team = small.with_tokenizer(team, with_template(template))
+def test_tools_are_refused_where_the_form_of_the_templates_calls_is_unknown(monkeypatch):
+    team = small.with_tokenizer(small.team(2, context=300), with_template(ANOTHER))
 
     def run(task, client):
         ask = client.chat.completions.create
         answer = {"role": "tool", "content": "1", "tool_call_id": "a"}
         for more in ({"tools": [ADD]}, {"messages": [user("a"), answer]}):
-            with pytest.raises(ApiError, match="chat template of this model has none") as refused:
+            with pytest.raises(ApiError, match="calls in a form that is not known") as refused:
                 ask(**{"model": "solver", "messages": [user("a")], **more})
             assert refused.value.status == 400
         ask(model="solver", messages=[user("a")], tools=[ADD], tool_choice="none")
         return 1.0
 
     assert play(run, monkeypatch, team=team)[0].episodes[0].reward == 1.0
+
+
+def test_a_template_without_tools_has_fenced_calls_of_known_tools_alone(monkeypatch):
+    said = iter(['```call add\n{"a": 1}\n```', "2", "```call sub\n```"])
+
+    def run(task, client):
+        ask, talk = client.chat.completions.create, [user("a?")]
+        [call] = ask(model="solver", messages=talk, tools=[ADD]).choices[0].message.tool_calls
+        assert (call.function.name, call.function.arguments) == ("add", '{"a": 1}')
+        function = vars(call.function)
+        own = {"role": "assistant", "tool_calls": [{"id": call.id, "function": function}]}
+        talk += [own, {"role": "tool", "content": "2", "tool_call_id": call.id}]
+        assert ask(model="solver", messages=talk, tools=[ADD]).choices[0].message.content == "2"
+        plain = ask(model="solver", messages=[user("b?")], tools=[ADD]).choices[0].message
+        assert not hasattr(plain, "tool_calls") and plain.content == "```call sub\n```"
+        return 1.0
+
+    team = small.team(2, context=600, max_new_tokens=60)
+    played, _ = play(run, monkeypatch, team=team, speak=lambda request: next(said))
+    first, second, _ = played.episodes[0].turns
+    assert second.start == len(first.prompt) + len(first.action)
+    assert played.episodes[0].results[0].info["rewritten"] == 0

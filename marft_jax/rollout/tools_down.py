@@ -1,0 +1,89 @@
+"""Tools that are down: most of their calls in a step, but for wrong ones, failed.
+
+The agents are not to blame then. The episodes in which such a tool failed are lost, like episodes
+whose environment fails. A run in which a tool is down for some steps in a row ends.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from marft_jax.errors import EpisodesFailed, RunFailed
+from marft_jax.types import AnsweredCall, Episode
+
+LOGGER = logging.getLogger("marft_jax")
+
+Called = tuple[int, AnsweredCall]
+"""An agent, and its call of a tool."""
+
+_SHARE = 0.5  # of a tool's calls that fit; the tool is down where more fail
+_STEPS = 3  # in a row, after which the run ends
+
+
+class ToolCalls(NamedTuple):
+    """Calls of tools in a step, and the tools that are down, each with the reason."""
+
+    calls: Sequence[Called] = ()
+    down: Mapping[str, str] = {}
+
+
+def find_lost(episodes: Sequence[Episode]) -> tuple[ToolCalls, set[tuple[int, int, int]]]:
+    """Finds the episodes of a step in which a tool failed that is down.
+
+    Returns:
+        The calls of the step; and index, group and member of each lost episode and its branches.
+
+    Raises:
+        EpisodesFailed: all episodes are lost.
+    """
+    calls = [
+        (turn.agent, call)
+        for e in episodes
+        for turn in e.turns
+        if not turn.replayed
+        for call in turn.calls
+    ]
+    down = _find_down([call for _, call in calls])
+    lost = {
+        e[:3]
+        for e in episodes
+        if any(c.name in down and c.verdict == "failed" for turn in e.turns for c in turn.calls)
+    }
+    if lost and all(e[:3] in lost for e in episodes):
+        why = "; ".join(f"tool {name} is down: {why}" for name, why in down.items())
+        raise EpisodesFailed(f"all episodes of the step are lost: {why}")
+    return ToolCalls(calls, down), lost
+
+
+def _find_down(calls: Sequence[AnsweredCall]) -> dict[str, str]:
+    down = dict[str, str]()
+    for name in dict.fromkeys(call.name for call in calls):
+        own = [call for call in calls if call.name == name and call.verdict != "wrong"]
+        failed = [call for call in own if call.verdict == "failed"]
+        if len(failed) > _SHARE * len(own):
+            down[name] = f"{len(failed)} of {len(own)} calls failed, the last: {failed[-1].answer}"
+    return down
+
+
+class ToolWatch:
+    """Counts for how many steps in a row a tool has been down."""
+
+    def __init__(self) -> None:
+        self._steps: dict[str, int] = {}
+
+    def look(self, step: int, tools: ToolCalls) -> None:
+        """Logs the tools that are down. A step without calls of a tool says nothing about it.
+
+        Raises:
+            RunFailed: a tool has been down for too many steps in a row.
+        """
+        for name in {call.name for _, call in tools.calls}:
+            self._steps[name] = self._steps.get(name, 0) + 1 if name in tools.down else 0
+        for name, why in tools.down.items():
+            count = f"step {self._steps[name]} of {_STEPS} in a row"
+            LOGGER.warning("step %d: tool %s is down: %s (%s)", step + 1, name, why, count)
+            if self._steps[name] >= _STEPS:
+                line = f"tool {name} was down for {_STEPS} steps in a row: {why}"
+                raise RunFailed(f"{line}; start again when it works")

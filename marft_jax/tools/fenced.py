@@ -1,0 +1,80 @@
+"""Calls as fenced blocks, for models whose chat template has no tools.
+
+    ```call add
+    {"a": 1, "b": 2}
+    ```
+
+The system prompt describes the tools, and answers come as a message of the user. A tool whose only
+parameter is a text takes this text itself in place of JSON.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+Message = Mapping[str, Any]
+"""A message of a conversation, as ``models.tokenizers`` has it."""
+Tools = Sequence[Mapping[str, Any]]
+"""Definitions of tools, as in OpenAI's API."""
+
+_BEGINNING = "To call a tool, write a block like these; then read its answer."
+
+
+def rewrite(messages: Sequence[Message], tools: Tools) -> list[Message]:
+    """Writes a conversation with tools as a conversation of plain texts.
+
+    Args:
+        tools: described in its system message; none where an earlier part of it does so.
+    """
+    found = list[Message]()
+    for is_answer, group in itertools.groupby(messages, lambda m: m["role"] == "tool"):
+        if is_answer:
+            lines = [f"{m.get('name', 'answer')}: {m['content']}" for m in group]
+            found.append({"role": "user", "content": "\n".join(lines)})
+        else:
+            found += map(_with_blocks, group)
+    if tools:
+        first = found.pop(0)["content"] + "\n\n" if found[0]["role"] == "system" else ""
+        found.insert(0, {"role": "system", "content": first + _description(tools)})
+    return found
+
+
+def only_text(function: Mapping[str, Any]) -> str | None:
+    """Returns the name of a tool's only parameter if that is a text; else None."""
+    properties: Mapping[str, Any] = (function.get("parameters") or {}).get("properties") or {}
+    texts = [name for name, schema in properties.items() if schema.get("type") == "string"]
+    return texts[0] if texts and len(properties) == 1 else None
+
+
+def _with_blocks(message: Message) -> Message:
+    functions = [call["function"] for call in message.get("tool_calls") or ()]
+    if not functions:
+        return message
+    blocks = [_block(own["name"], own["arguments"]) for own in functions]
+    return {"role": message["role"], "content": "\n".join([message["content"] or "", *blocks])}
+
+
+def _block(name: str, body: str) -> str:
+    return f"```call {name}\n{body}\n```"
+
+
+def _description(tools: Tools) -> str:
+    lines = [_BEGINNING]
+    for function in (tool["function"] for tool in tools):
+        body = only_text(function) or _arguments(function.get("parameters") or {})
+        lines += [_block(function["name"], body), function.get("description") or ""]
+    return "\n".join(lines)
+
+
+def _arguments(schema: Mapping[str, Any]) -> str:
+    """Shows the arguments as JSON, each with its type; the whole schema where that says more."""
+    if "$defs" in schema:
+        return json.dumps(schema)
+    shown = dict[str, Any]()
+    for name, own in (schema.get("properties") or {}).items():
+        more = {key: value for key, value in own.items() if key != "title"}
+        shown[name] = own["type"] if more.keys() == {"type"} else more
+    return json.dumps(shown, ensure_ascii=False)
