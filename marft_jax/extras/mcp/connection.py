@@ -1,0 +1,175 @@
+"""A connection to an MCP server, which may hang, die or write anything.
+
+All connections live in one event loop, in a thread of its own. A connection is made by its first
+call, and anew by the first call after it was lost. It ends with its object or with the process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import contextlib
+import functools
+import logging
+import os
+import threading
+import weakref
+from collections.abc import Callable, Coroutine, Mapping
+from contextlib import AbstractAsyncContextManager
+from typing import Any, TypeVar
+
+from mcp import Client, MCPError
+from mcp.types import INVALID_PARAMS, REQUEST_TIMEOUT
+
+from marft_jax.tools import ToolError
+
+_T = TypeVar("_T")
+
+START_SECONDS = 60.0  # in which a server must have started
+_PROBE_SECONDS = 2.0  # in which a server must list its tools after it did not answer a call
+_CLOSE_SECONDS = 5.0  # for all servers when the process ends
+
+logging.getLogger("mcp").setLevel(logging.CRITICAL)  # it logs each line of junk, with a traceback
+
+
+@functools.cache
+def _loop() -> asyncio.AbstractEventLoop:
+    loop = asyncio.new_event_loop()
+    threading.Thread(target=loop.run_forever, name="mcp", daemon=True).start()
+    atexit.register(_finish, loop)
+    return loop
+
+
+def _finish(loop: asyncio.AbstractEventLoop) -> None:
+    """Waits until the servers of connections that were closed have ended."""
+
+    async def wait() -> None:
+        if _HELD:
+            await asyncio.wait(_HELD, timeout=_CLOSE_SECONDS)
+
+    with contextlib.suppress(Exception):
+        run(wait())
+
+
+_HELD = set[asyncio.Task[None]]()
+"""Tasks that hold the open connections."""
+
+
+def run(work: Coroutine[Any, Any, _T]) -> _T:
+    """Runs a coroutine in the loop of the connections, and waits for its result."""
+    return asyncio.run_coroutine_threadsafe(work, _loop()).result()
+
+
+class Connection:
+    """Connection to a server.
+
+    Args:
+        make: makes a client of the server.
+        seconds: time limit of a call.
+    """
+
+    def __init__(
+        self, make: Callable[[], AbstractAsyncContextManager[Client]], seconds: float
+    ) -> None:
+        self._make, self._seconds = make, seconds
+        self._lock = asyncio.Lock()
+        self._client: Client | None = None
+        self._stops: list[asyncio.Event] = []  # of this connection, where it is open
+        self._finalizer = weakref.finalize(self, _stop_all, self._stops)
+
+    def call(self, name: str, arguments: Mapping[str, Any]) -> str:
+        """Calls a tool.
+
+        Raises:
+            ToolError: the tool answered with an error.
+            Exception: there was no answer.
+        """
+        return run(self._call(name, dict(arguments)))
+
+    def close(self) -> None:
+        """Ends the connection and its server, soon."""
+        self._finalizer()
+
+    async def client(self) -> Client:
+        """Returns the client of the open connection.
+
+        Raises:
+            Exception: the server cannot be reached.
+        """
+        async with self._lock:
+            if (client := self._client) is None:
+                ready, stop = asyncio.get_running_loop().create_future(), asyncio.Event()
+                self._stops.append(stop)
+                held = asyncio.create_task(_hold(self._make, ready, stop))
+                _HELD.add(held)
+                held.add_done_callback(_HELD.discard)
+                self._client = client = await ready
+            return client
+
+    async def _call(self, name: str, arguments: dict[str, Any]) -> str:
+        client = await self.client()
+        try:
+            result = await client.call_tool(name, arguments, read_timeout_seconds=self._seconds)
+        except Exception as error:
+            if isinstance(error, MCPError) and error.code == INVALID_PARAMS:
+                raise ToolError(error.message) from None
+            if not await _is_alive(client):
+                await self._lose(client)
+            if not isinstance(error, MCPError):
+                raise
+            kind = TimeoutError if error.code == REQUEST_TIMEOUT else ConnectionError
+            raise kind(error.message) from None
+        text = "\n".join(getattr(part, "text", f"({part.type})") for part in result.content)
+        if result.is_error:
+            raise ToolError(text)
+        return text
+
+    async def _lose(self, client: Client) -> None:
+        """Gives a connection up, unless another call has done so."""
+        async with self._lock:
+            if self._client is client:
+                self._client = None
+                self._stops.pop().set()
+
+
+async def _hold(
+    make: Callable[[], AbstractAsyncContextManager[Client]],
+    ready: asyncio.Future[Client],
+    stop: asyncio.Event,
+) -> None:
+    """Opens a connection, and closes it in the same task."""
+    try:
+        async with contextlib.AsyncExitStack() as stack:
+            async with _starts(), asyncio.timeout(START_SECONDS):
+                client = await stack.enter_async_context(make())
+            ready.set_result(client)
+            await stop.wait()
+    except BaseException as error:
+        if not ready.done():
+            ready.set_exception(_first(error))
+
+
+@functools.cache
+def _starts() -> asyncio.Semaphore:
+    """Lets as many servers start at once as there are processors."""
+    return asyncio.Semaphore(os.cpu_count() or 1)
+
+
+def _first(error: BaseException) -> BaseException:
+    """The first error of a group."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
+async def _is_alive(client: Client) -> bool:
+    with contextlib.suppress(Exception):
+        async with asyncio.timeout(_PROBE_SECONDS):
+            await client.list_tools(cache_mode="refresh")
+            return True
+    return False
+
+
+def _stop_all(stops: list[asyncio.Event]) -> None:
+    for stop in stops:
+        _loop().call_soon_threadsafe(stop.set)

@@ -1,0 +1,132 @@
+"""The entry ``mcp`` of an agent's tools: the tools of an MCP server.
+
+    tools:
+      - mcp: {command: [python, server.py], only: [search]}
+      - mcp: {url: "http://localhost:8000/mcp", per: run}
+
+The tools are listed when the run starts. A later change of the server's list has no effect.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import re
+import tempfile
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import AbstractAsyncContextManager
+from typing import IO, TYPE_CHECKING, Any, Literal, TextIO, cast
+
+from pydantic import ConfigDict
+from pydantic.dataclasses import dataclass
+
+from marft_jax.errors import BadInput, described
+from marft_jax.plugins import text_of
+from marft_jax.tools import Options, Source, Tool, parse_options
+
+if TYPE_CHECKING:
+    from mcp import Client
+
+_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+_MOST = 1000  # tools of a server
+_LIST_SECONDS = 90.0  # in which a server must have started and listed its tools
+_UNBOUNDED = 1e9  # seconds; a connection ends its calls itself, and a server may have to start
+
+
+@dataclass(frozen=True, config=ConfigDict(extra="forbid", allow_inf_nan=False))
+class ServerOptions(Options):
+    """Options of an MCP server."""
+
+    command: tuple[str, ...] = ()  # starts a server that talks over its standard input and output
+    url: str = ""  # of a server that talks over HTTP
+    only: tuple[str, ...] = ()  # names of the tools to offer; none: all
+    per: Literal["episode", "run"] = "episode"  # what has a connection, and a server, of its own
+    variables: tuple[str, ...] = ()  # of the environment, that the server gets too
+
+
+def source(given: Mapping[str, Any], where: str) -> Source:
+    """Connects to a server and lists its tools.
+
+    Raises:
+        BadInput: an option does not fit, the server cannot be reached, or it lacks a tool.
+    """
+    options: ServerOptions = parse_options(ServerOptions, given, where)
+    if bool(options.command) == bool(options.url):
+        raise BadInput(f"{where}: expected either `command: [...]` or `url: ...`")
+    try:
+        from marft_jax.extras.mcp.connection import Connection, run
+    except ImportError as error:
+        what = "the package mcp, version 2 or newer: pip install 'marft_jax[mcp]'"
+        raise BadInput(f"{where}: it needs {what} ({described(error)})") from None
+
+    quiet = open(os.devnull, "w")  # noqa: SIM115 (servers write their errors to it)
+
+    def connect(errors: IO[str]) -> Connection:
+        return Connection(lambda: _client(options, errors), options.seconds)
+
+    with tempfile.TemporaryFile("w+", errors="replace") as errors:
+        first = connect(errors)
+        try:
+            tools = run(_list(first.client, options, where))
+        except BadInput:
+            raise
+        except Exception as error:
+            errors.seek(0)
+            said = errors.read().strip().rpartition("\n")[2]
+            raise BadInput(
+                f"{where}: cannot be reached: {described(error)}{said and f' ({said:.200})'}"
+            ) from None
+        finally:
+            first.close()
+    shared = connect(quiet) if options.per == "run" else None
+
+    @contextlib.contextmanager
+    def open_one() -> Iterator[Callable[[str, Mapping[str, Any]], str]]:
+        own = shared or connect(quiet)
+        yield own.call
+        if own is not shared:
+            own.close()
+
+    return Source(tools, open_one, keeps_state=shared is None)
+
+
+def _client(options: ServerOptions, errors: IO[str]) -> AbstractAsyncContextManager[Client]:
+    from mcp import Client, StdioServerParameters, stdio_client
+
+    if options.url:
+        return Client(options.url)
+    given = {name: os.environ[name] for name in options.variables if name in os.environ}
+    command, *args = options.command
+    server = StdioServerParameters(
+        command=command, args=args, env=given, encoding_error_handler="replace"
+    )
+    return Client(stdio_client(server, cast(TextIO, errors)))  # it gets PATH, HOME and little more
+
+
+async def _list(
+    connect: Callable[[], Awaitable[Client]], options: ServerOptions, where: str
+) -> tuple[Tool, ...]:
+    """Lists the tools that are wanted; names that no prompt should have are left out."""
+    listed, cursor = list[Any](), None
+    async with asyncio.timeout(_LIST_SECONDS):
+        client = await connect()
+        while len(listed) < _MOST:
+            page = await client.list_tools(cursor=cursor)
+            listed, cursor = listed + page.tools, page.next_cursor
+            if not cursor:
+                break
+    found = {tool.name: _tool(tool, options) for tool in listed if _NAME.fullmatch(tool.name)}
+    wanted = options.only or tuple(found)
+    if not wanted or not set(wanted) <= set(found):
+        names = ", ".join(found) or "none with a plain name"
+        raise BadInput(f"{where}: only: expected tools that it has ({names}), got {options.only}")
+    return tuple(found[name] for name in wanted)
+
+
+def _tool(listed: Any, options: ServerOptions) -> Tool:
+    limits = Options(seconds=_UNBOUNDED, characters=options.characters, cost=options.cost)
+    schema = text_of("schema", json.dumps(listed.input_schema, ensure_ascii=False))
+    description = text_of("description", listed.description or "")
+    return Tool(listed.name, description, json.loads(schema), limits)

@@ -1,0 +1,139 @@
+"""Tools of MCP servers, which may hang, die, or write anything."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from marft_jax.envs.threads import DaemonThreads
+from marft_jax.errors import BadInput
+from marft_jax.tools import EpisodeTools, ToolCall, load_toolboxes
+from marft_jax.types import AnsweredCall
+
+pytest.importorskip("mcp.server.mcpserver")
+
+SERVER = Path(__file__).parents[2] / "helpers" / "mcp_server.py"
+COMMAND = [sys.executable, str(SERVER)]
+
+
+def box_of(**options):
+    [box] = load_toolboxes({"solver": [{"mcp": options}]}, "team")
+    return box
+
+
+@pytest.fixture(scope="module")
+def box():
+    return box_of(command=COMMAND, variables=["MARFT_SHOWN"], characters=500)
+
+
+@pytest.fixture
+def tools():
+    with contextlib.closing(EpisodeTools(DaemonThreads())) as opened:
+        yield opened
+
+
+def answers(tools, box, *calls):
+    return tools.answer(box, [ToolCall(name, json.dumps(given)) for name, given in calls])
+
+
+def test_tools_are_listed_with_their_schemas_and_odd_names_are_left_out(box):
+    assert [tool.name for tool in box.tools] == ["count", "total", "variables", "act"]
+    count, total, *_ = box.tools
+    assert count.description == "Adds to a total."
+    assert count.schema["properties"]["n"]["type"] == "integer"
+    assert "$defs" in total.schema  # a schema that refers to itself
+
+
+@pytest.mark.slow
+def test_an_episode_has_a_server_of_its_own_and_a_branch_brings_one_to_the_same_state(box, tools):
+    assert [call.answer for call in answers(tools, box, ("count", {"n": 1}), ("count", {"n": 2}))] \
+        == ["1", "3"]  # fmt: skip
+    with contextlib.closing(EpisodeTools(DaemonThreads())) as other:
+        other.repeat(box, [AnsweredCall("count", '{"n": 5}', "5", "ok")])
+        [call] = answers(other, box, ("count", {"n": 4}))
+    assert (call.answer, call.verdict) == ("9", "ok")
+
+
+@pytest.mark.slow
+def test_calls_are_answered_and_a_server_that_dies_is_started_again(box, tools, monkeypatch):
+    monkeypatch.setenv("MARFT_SHOWN", "1")
+    monkeypatch.setenv("MARFT_TOKEN", "secret")
+    node = {"value": 1, "children": [{"value": 2}, {"value": 3, "children": [{"value": 4}]}]}
+    for name, given, verdict, answer in (
+        ("total", {"node": node}, "ok", "10"),
+        ("total", {"node": {"children": []}}, "wrong", "error: "),
+        ("act", {"what": "fail"}, "wrong", "error: "),
+        ("act", {"what": "junk"}, "ok", "junk"),
+        ("count", {"n": 7}, "ok", "7"),
+        ("act", {"what": "die"}, "failed", "error: ConnectionError: "),
+        ("count", {"n": 1}, "ok", "1"),
+    ):
+        [call] = answers(tools, box, (name, given))
+        assert (call.verdict, call.answer.startswith(answer)) == (verdict, True), (name, call)
+        assert "\n" not in call.answer and len(call.answer) < 600
+    [call] = answers(tools, box, ("variables", {}))
+    found = call.answer.split()
+    assert "MARFT_SHOWN" in found and "PATH" in found and "MARFT_TOKEN" not in found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("what", ["hang", "flood"])
+def test_a_server_that_no_longer_answers_costs_a_call_and_is_started_again(what, tools, caplog):
+    box = box_of(command=COMMAND, seconds=0.5, only=["act"])
+    [call] = answers(tools, box, ("act", {"what": what}))
+    assert (call.verdict, call.answer[:7]) == ("failed", "error: ")
+    deadline = time.monotonic() + 60
+    while answers(tools, box, ("act", {"what": "well"}))[0].answer != "well":
+        assert time.monotonic() < deadline
+    assert not [record for record in caplog.records if record.name.startswith("mcp")]
+
+
+@pytest.mark.slow
+def test_a_server_over_http_serves_many_episodes_of_a_run_at_once():
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    with subprocess.Popen([*COMMAND, "http", str(port)], **quiet) as server:
+        try:
+            deadline = time.monotonic() + 60
+            while True:
+                with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port)):
+                    break
+                assert time.monotonic() < deadline
+                time.sleep(0.05)
+            box = box_of(url=f"http://127.0.0.1:{port}/mcp", only=["count"], per="run")
+            assert [tool.name for tool in box.tools] == ["count"]
+            episodes, threads = [EpisodeTools(DaemonThreads()) for _ in range(64)], DaemonThreads()
+            waits = [threads.submit(answers, one, box, ("count", {"n": 1})) for one in episodes]
+            assert sorted(int(one.result()[0].answer) for one in waits) == [*range(1, 65)]
+            server.kill()
+            server.wait()
+            assert answers(episodes[0], box, ("count", {"n": 1}))[0].verdict == "failed"
+        finally:
+            server.kill()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({}, "tools: mcp: expected either `command: .*` or `url: ...`"),
+        ({"command": ["a"], "url": "b"}, "expected either"),
+        ({"command": ["/no/such/program"]}, "cannot be reached: FileNotFoundError"),
+        ({"command": [sys.executable, "-c", "exit('no key')"]}, r"cannot be reached: .*\(no key\)"),
+        ({"comand": ["a"]}, "did you mean 'command'"),
+        (
+            {"command": COMMAND, "only": ["sum"]},
+            r"only: expected tools that it has \(count, tot",
+        ),
+    ],
+)
+def test_a_server_that_cannot_be_used_is_named_when_the_run_starts(options, message):
+    with pytest.raises(BadInput, match=message):
+        box_of(**options)
