@@ -10,7 +10,7 @@ import numpy as np
 from marft_jax import random_keys
 from marft_jax.config import Config
 from marft_jax.rollout.branches import learnable, play_samples
-from marft_jax.rollout.tools_down import ToolCalls, find_lost
+from marft_jax.rollout.tools_down import Called, calls_of, find_lost
 from marft_jax.types import Credit, Episode, Player, Sample
 
 HasSignal = Callable[[Sequence[Episode], Sequence[np.ndarray]], set[int]]
@@ -32,7 +32,7 @@ class Collected(NamedTuple):
         level: level of the curriculum.
         stats: statistics of the sampler, by the names of their metrics.
         seconds: durations of the parts of the step, by the names of their metrics.
-        tools: all calls of tools, those of lost episodes too.
+        calls: all calls of tools, those of lost episodes too.
     """
 
     episodes: Sequence[Episode]
@@ -46,7 +46,7 @@ class Collected(NamedTuple):
     level: int = 0
     stats: Mapping[str, float] = {}
     seconds: Mapping[str, float] = {}
-    tools: ToolCalls = ToolCalls()
+    calls: Sequence[Called] = ()
 
 
 def collect(
@@ -64,7 +64,7 @@ def collect(
         step: number of the attempt at the step.
     """
     everything = list[tuple[Episode, np.ndarray]]()
-    usable, tools = everything, ToolCalls()
+    usable = everything
     size = config.algo.group_size
     waited_s, failed, wanted = 0.0, 0, config.algo.episodes // size
     kept, groups = set[int](), list[int]()
@@ -75,7 +75,7 @@ def collect(
         for part in play_samples(rollout, credit, samples, config, step):
             everything += [(episode, _earned(credit, episode)) for episode in part.episodes]
             failed, waited_s = failed + len(part.failed), waited_s + part.waited_s
-        tools, lost = find_lost([episode for episode, _ in everything])
+        lost = find_lost([episode for episode, _ in everything])
         usable = [pair for pair in everything if pair[0][:3] not in lost]
         played, rewards = map(list, zip(*usable, strict=True))
         groups = list(dict.fromkeys(episode.group for episode in played))
@@ -86,8 +86,8 @@ def collect(
     both = [pair for pair in usable if pair[0].group in kept]
     episodes, earned = learnable(both, by_step=credit.by_step)
     failed, dropped = failed + len(everything) - len(usable), len(groups) - len(kept)
-    numbers = dropped, failed, waited_s
-    return Collected(episodes, earned, played, rewards, *numbers, tools=tools)
+    calls, numbers = calls_of(episode for episode, _ in everything), (dropped, failed, waited_s)
+    return Collected(episodes, earned, played, rewards, *numbers, calls=calls)
 
 
 def _earned(credit: Credit, episode: Episode) -> np.ndarray:

@@ -7,8 +7,7 @@ whose environment fails. A run in which a tool is down for some steps in a row e
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Sequence
 
 from marft_jax.errors import EpisodesFailed, RunFailed
 from marft_jax.types import AnsweredCall, Episode
@@ -22,30 +21,33 @@ _SHARE = 0.5  # of a tool's calls that fit; the tool is down where more fail
 _STEPS = 3  # in a row, after which the run ends
 
 
-class ToolCalls(NamedTuple):
-    """Calls of tools in a step, and the tools that are down, each with the reason."""
+def calls_of(episodes: Iterable[Episode]) -> list[Called]:
+    """Lists the calls of tools that were made in episodes."""
+    turns = [turn for episode in episodes for turn in episode.turns if not turn.replayed]
+    return [(turn.agent, call) for turn in turns for call in turn.calls]
 
-    calls: Sequence[Called] = ()
-    down: Mapping[str, str] = {}
+
+def find_down(calls: Sequence[Called]) -> dict[str, str]:
+    """Returns the names of the tools that are down in a step, each with the reason."""
+    down = dict[str, str]()
+    for name in dict.fromkeys(call.name for _, call in calls):
+        own = [call for _, call in calls if call.name == name and call.verdict != "wrong"]
+        failed = [call for call in own if call.verdict == "failed"]
+        if len(failed) > _SHARE * len(own):
+            down[name] = f"{len(failed)} of {len(own)} calls failed, the last: {failed[-1].answer}"
+    return down
 
 
-def find_lost(episodes: Sequence[Episode]) -> tuple[ToolCalls, set[tuple[int, int, int]]]:
+def find_lost(episodes: Sequence[Episode]) -> set[tuple[int, int, int]]:
     """Finds the episodes of a step in which a tool failed that is down.
 
     Returns:
-        The calls of the step; and index, group and member of each lost episode and its branches.
+        Index, group and member of these episodes, which are those of their branches, too.
 
     Raises:
         EpisodesFailed: all episodes are lost.
     """
-    calls = [
-        (turn.agent, call)
-        for e in episodes
-        for turn in e.turns
-        if not turn.replayed
-        for call in turn.calls
-    ]
-    down = _find_down([call for _, call in calls])
+    down = find_down(calls_of(episodes))
     lost = {
         e[:3]
         for e in episodes
@@ -54,17 +56,7 @@ def find_lost(episodes: Sequence[Episode]) -> tuple[ToolCalls, set[tuple[int, in
     if lost and all(e[:3] in lost for e in episodes):
         why = "; ".join(f"tool {name} is down: {why}" for name, why in down.items())
         raise EpisodesFailed(f"all episodes of the step are lost: {why}")
-    return ToolCalls(calls, down), lost
-
-
-def _find_down(calls: Sequence[AnsweredCall]) -> dict[str, str]:
-    down = dict[str, str]()
-    for name in dict.fromkeys(call.name for call in calls):
-        own = [call for call in calls if call.name == name and call.verdict != "wrong"]
-        failed = [call for call in own if call.verdict == "failed"]
-        if len(failed) > _SHARE * len(own):
-            down[name] = f"{len(failed)} of {len(own)} calls failed, the last: {failed[-1].answer}"
-    return down
+    return lost
 
 
 class ToolWatch:
@@ -73,15 +65,16 @@ class ToolWatch:
     def __init__(self) -> None:
         self._steps: dict[str, int] = {}
 
-    def look(self, step: int, tools: ToolCalls) -> None:
+    def look(self, step: int, calls: Sequence[Called]) -> None:
         """Logs the tools that are down. A step without calls of a tool says nothing about it.
 
         Raises:
             RunFailed: a tool has been down for too many steps in a row.
         """
-        for name in {call.name for _, call in tools.calls}:
-            self._steps[name] = self._steps.get(name, 0) + 1 if name in tools.down else 0
-        for name, why in tools.down.items():
+        down = find_down(calls)
+        for name in {call.name for _, call in calls}:
+            self._steps[name] = self._steps.get(name, 0) + 1 if name in down else 0
+        for name, why in down.items():
             count = f"step {self._steps[name]} of {_STEPS} in a row"
             LOGGER.warning("step %d: tool %s is down: %s (%s)", step + 1, name, why, count)
             if self._steps[name] >= _STEPS:

@@ -52,7 +52,7 @@ def identity_of(
             team.adapter_names[b][n] for b, n in zip(team.bases, team.owners, strict=True)
         ],
         "on": list(team.bases),
-        "team": described(team, workflow),
+        "team": json.loads(json.dumps(described(team, workflow))),
         "config": json.loads(json.dumps(settings)),  # as it will be read
         "versions": {name: importlib.metadata.version(name) for name in _PACKAGES},
     }

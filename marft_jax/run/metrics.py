@@ -101,7 +101,7 @@ def metrics_of(
     for agent, name in enumerate(team.names):
         own = _of_agent(collected, agent, algo)
         numbers |= {f"agent/{name}/{what}": value for what, value in own.items()}
-    numbers |= _of_tools(collected.tools.calls, team)
+    numbers |= _of_tools(collected.calls, team)
     numbers |= _of_environment(trunks)
     numbers |= _of_learner(learned, team, algo.recorded)
     return {key: float(value) for key, value in numbers.items()}

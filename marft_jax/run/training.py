@@ -116,7 +116,7 @@ def rollout_source(run: Training) -> RolloutSource:
         source = run.curriculum.source(job.level)
         rollout = make_rollout(session, source, run.threads, cancelled=cancelled)
         collected = collect(rollout, credit, has_signal, config, job.attempt)
-        watch.look(job.attempt, collected.tools)
+        watch.look(job.attempt, collected.calls)
         return collected
 
     how = session.sampler, run.curriculum, play, config.run.steps, session.copy_adapters

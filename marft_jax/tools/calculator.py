@@ -12,14 +12,9 @@ from marft_jax.tools.tool import ToolError
 _LONGEST = 500  # characters of an expression
 _BITS = 4096  # of a whole number
 _BINARY: dict[type[ast.operator], Callable[..., int | float]] = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.Div: operator.truediv,
-    ast.FloorDiv: operator.floordiv,
-    ast.Mod: operator.mod,
-    ast.Pow: operator.pow,
-}
+    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Mod: operator.mod,
+    ast.Div: operator.truediv, ast.FloorDiv: operator.floordiv, ast.Pow: operator.pow,
+}  # fmt: skip
 _UNARY = {ast.UAdd: operator.pos, ast.USub: operator.neg}
 
 

@@ -60,25 +60,20 @@ class Toolbox(NamedTuple):
         Raises:
             ToolError: there is no such tool.
         """
-        for source in self.sources:
-            for tool in source.tools:
-                if tool.name == name:
-                    return source, tool
-        known = ", ".join(tool.name for tool in self.tools)
-        raise ToolError(f"expected one of the tools {known}, got {name!r:.60}")
+        known = {tool.name: (source, tool) for source in self.sources for tool in source.tools}
+        if name not in known:
+            raise ToolError(f"expected one of the tools {', '.join(known)}, got {name!r:.60}")
+        return known[name]
 
 
 def check_entry(entry: Any) -> Entry:
     """Checks the form of an entry; raises ``ValueError``."""
-    match entry:
-        case str():
-            return entry
-        case dict() if len(entry) == 1:
-            [(name, options)] = entry.items()
-            if isinstance(name, str) and isinstance(options, dict | None):
-                return entry
-        case _:
-            pass
+    named: dict[Any, Any] = entry if isinstance(entry, dict) and len(entry) == 1 else {None: 0}
+    if isinstance(entry, str) or all(
+        isinstance(name, str) and isinstance(options, dict | None)
+        for name, options in named.items()
+    ):
+        return entry
     raise ValueError("a name, or a name with its options, such as {calculator: {cost: 0.01}}")
 
 
@@ -114,29 +109,14 @@ def load_toolboxes(agents: Mapping[str, Sequence[Entry]], where: str) -> tuple[T
 def _load(entry: Entry, where: str) -> Source:
     name = name_of(entry)
     given, at = {} if isinstance(entry, str) else entry[name] or {}, f"{where}: {name}"
-    if name in _SOURCES:
-        return _SOURCES[name](given, at)
-    return _plain(load_function(name, where, _SOURCES), given, at)
+    if name in _OF_EXTRAS:
+        return load_extra(f"tool.{name}")(given, at)
+    # of these names only the calculator's comes here; the others are for the message
+    function = load_function(name, where, dict.fromkeys(("calculator", *_OF_EXTRAS), calculator))
+    return function_source(function, parse_options(Options, given, at), at)
 
 
-def _plain(function: Callable[..., Any], given: Mapping[str, Any], where: str) -> Source:
-    return function_source(function, parse_options(Options, given, where), where)
-
-
-def _of_extra(key: str, given: Mapping[str, Any], where: str) -> Source:
-    return load_extra(key)(given, where)
-
-
-_OF_EXTRAS = "tool."
-_SOURCES: dict[str, Callable[[Mapping[str, Any], str], Source]] = {
-    "calculator": functools.partial(_plain, calculator),
-    **{
-        key.removeprefix(_OF_EXTRAS): functools.partial(_of_extra, key)
-        for key in EXTRAS
-        if key.startswith(_OF_EXTRAS)
-    },
-}
-"""Makes the source of a name from its options."""
+_OF_EXTRAS = [key.removeprefix("tool.") for key in EXTRAS if key.startswith("tool.")]
 
 
 class EpisodeTools:
@@ -227,20 +207,17 @@ def _run(
         except ToolError as error:
             answer, verdict = f"error: {one_line(str(error))}", "wrong"
         except BaseException as error:  # sys.exit too: a tool ends neither an episode nor the run
-            _report(name, error)
+            _report(f"tool {name}: {described(error)}{place(error)}")
             answer, verdict = f"error: {described(error)}", "failed"
         end = answer, verdict, time.monotonic() - started
     return end
 
 
 def _arguments(text: str) -> dict[str, Any]:
-    try:
-        found = foreign.loads(text)
-    except ValueError:
-        found = None
-    if not isinstance(found, dict):
-        raise ToolError(f"expected a JSON object, got {text!r:.60}")
-    return cast(dict[str, Any], found)
+    with contextlib.suppress(ValueError):
+        if isinstance(found := foreign.loads(text), dict):
+            return cast(dict[str, Any], found)
+    raise ToolError(f"expected a JSON object, got {text!r:.60}")
 
 
 def _text(answer: Any, options: Options) -> str:
@@ -250,15 +227,10 @@ def _text(answer: Any, options: Options) -> str:
     return text_of("answer", text)
 
 
-_REPORTED = set[str]()
-
-
-def _report(name: str, error: BaseException) -> None:
-    """Logs an exception of a tool, once for each place."""
-    where = place(error)
-    if (key := f"{name} {type(error).__name__}{where}") not in _REPORTED:
-        _REPORTED.add(key)
-        LOGGER.warning("tool %s: %s%s (reported once)", name, described(error), where)
+@functools.lru_cache(maxsize=256)
+def _report(line: str) -> None:
+    """Logs a line once."""
+    LOGGER.warning("%s (reported once)", line)
 
 
 def messages_of(answered: Sequence[AnsweredCall]) -> list[Message]:

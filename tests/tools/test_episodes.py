@@ -19,7 +19,7 @@ from marft_jax.learning.settings import Appo
 from marft_jax.rollout import recorded
 from marft_jax.rollout.collect import collect
 from marft_jax.rollout.rollout import Rollout
-from marft_jax.rollout.tools_down import ToolWatch
+from marft_jax.rollout.tools_down import ToolWatch, find_down
 from marft_jax.run import metrics, transcripts
 from marft_jax.team.profiles import Profile
 from marft_jax.team.team_files import Blueprint
@@ -134,10 +134,14 @@ def collected(calls, step=0):
 def test_episodes_in_which_a_tool_that_is_down_failed_are_lost_and_no_others():
     found = collected(lambda task: [call()] if task % 4 else [call("note", "ok")])
     assert {e.index % 4 for e in found.episodes} == {0} and found.failed == 6
-    assert found.tools.down == {"down": "6 of 6 calls failed, the last: error: nobody is there"}
-    assert len(found.tools.calls) == 8
+    assert find_down(found.calls) == {
+        "down": "6 of 6 calls failed, the last: error: nobody is there"
+    }
+    assert len(found.calls) == 8
     mostly = collected(lambda task: [call(), call(verdict="ok")] if task % 4 else [])
-    assert mostly.failed == 0 and not mostly.tools.down  # half of its calls is not most of them
+    assert mostly.failed == 0 and not find_down(
+        mostly.calls
+    )  # half of its calls is not most of them
     wrong = collected(lambda task: [call(verdict="wrong")])
     assert wrong.failed == 0 and len(wrong.episodes) == 8
     with pytest.raises(EpisodesFailed, match="all episodes of the step are lost: tool down is"):
@@ -146,12 +150,12 @@ def test_episodes_in_which_a_tool_that_is_down_failed_are_lost_and_no_others():
 
 def test_a_tool_that_stays_down_is_named_and_ends_the_run(caplog):
     watch = ToolWatch()
-    bad = collected(lambda task: [call()] if task % 4 else []).tools
-    good = collected(lambda task: [call(verdict="ok")]).tools
-    none = collected(lambda task: []).tools
+    bad = collected(lambda task: [call()] if task % 4 else []).calls
+    good = collected(lambda task: [call(verdict="ok")]).calls
+    none = collected(lambda task: []).calls
     with caplog.at_level(logging.WARNING):
-        for step, tools in enumerate((bad, bad, good, bad, none, bad)):
-            watch.look(step, tools)
+        for step, calls in enumerate((bad, bad, good, bad, none, bad)):
+            watch.look(step, calls)
     lines = [record.getMessage() for record in caplog.records]
     assert lines[0].startswith("step 1: tool down is down: 6 of 6 calls failed")
     counts = [line.rpartition("(")[2] for line in lines]
@@ -169,7 +173,7 @@ def test_a_failure_of_a_real_tool_is_answered_and_makes_its_episode_lost():
     config = small.config(algo=Appo(episodes=8, group_size=1))
     found = collect(rollout, make_credit(config.algo, team), groups_with_signal, config, 0)
     assert found.failed == 6 and len(found.episodes) == 2
-    assert "error: ConnectionError: nobody is there" in found.tools.down["down"]
+    assert "error: ConnectionError: nobody is there" in find_down(found.calls)["down"]
 
 
 def test_metrics_count_calls_per_tool_and_agent():

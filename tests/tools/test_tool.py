@@ -144,7 +144,7 @@ def test_the_calls_of_an_answer_run_side_by_side_and_are_bounded():
 
 def test_a_failure_is_logged_once_with_its_place(caplog):
     box = box_of(f"{HERE}:unlike_json", f"{HERE}:leave")
-    toolbox._REPORTED.clear()
+    toolbox._report.cache_clear()
     for _ in range(2):
         answers(box, ("leave", {"text": ""}), ("unlike_json", {"text": ""}))
     first, second = sorted(record.getMessage() for record in caplog.records)
