@@ -60,6 +60,8 @@ EXTRAS = {
     "mcp": [MCP],
     # what scripts/programs is written for; its tests run where it is installed
     "programs": ["openai>=2", "langgraph>=1", "langchain-openai>=1", "openai-agents>=0.6"],
+    # environments of that package, whose programs start by uv; its tests run where it is installed
+    "verifiers": ["verifiers>=0.4", "uv>=0.9", *SERVE],
     "wandb": ["wandb>=0.31"],
     "trackio": [TRACKIO],
     "mlflow": ["mlflow>=3.17"],

@@ -135,7 +135,7 @@ class EnvSettings(Section):
 
     name: str = "arithmetic"
     """Environment: arithmetic, math, code, judged, reasoning_gym, open_spiel, pettingzoo,
-    textarena, or your own as package.module:Class."""
+    textarena, verifiers, or your own as package.module:Class."""
     curriculum: ClassVar[float | None] = None
     horizon: ClassVar[int] = 1
     data: ClassVar[tuple[str, ...]] = ()

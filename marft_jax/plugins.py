@@ -28,6 +28,7 @@ EXTRAS = {
     "env.open_spiel": "marft_jax.extras.games.open_spiel",
     "env.pettingzoo": "marft_jax.extras.games.pettingzoo",
     "env.textarena": "marft_jax.extras.games.textarena",
+    "env.verifiers": "marft_jax.extras.verifiers.environment",
     "tool.mcp": "marft_jax.extras.mcp.source:source",
     "tool.python": "marft_jax.extras.code.tool:source",
     "sandbox.limits": "marft_jax.extras.code.sandbox.guest.filter",

@@ -165,6 +165,13 @@ class Client:
         """Makes the event loop that an ``async`` program runs in."""
         return asyncio.new_event_loop()
 
+    def enter(self, name: str, token: str) -> None:
+        """Sets the name in the URL and the key of the episode, before they are first read.
+
+        Those of an episode that is over may be used again if none of its callers is left.
+        """
+        self._channel.name, self._channel.token = name, token
+
     @property
     def base_url(self) -> str:
         return self._entered[0]

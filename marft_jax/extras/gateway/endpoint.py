@@ -68,7 +68,9 @@ class Endpoint:
         return timeout
 
     def _channel_of(self, request: Request) -> Channel:
-        channel = self._channels.get(http.bearer(request))
+        # some frameworks set the bearer token themselves
+        key = request.headers.get("x-api-key", "").encode("latin-1") or http.bearer(request)
+        channel = self._channels.get(key)
         if channel is None or channel.name != request.path_params["episode"]:
             raise ApiError(401, "expected the token of an episode", code="invalid_api_key")
         return channel

@@ -2,7 +2,8 @@
 
 ``--team.workflow program --env.name package.module:play``: ``play(task, client)`` gets the number
 of its task and a client like OpenAI's, in which ``model`` is an agent's name; it returns its
-reward. The environment runs the program, and the workflow makes acts of its calls.
+reward, one for each agent by name, or a ``StepResult``. The environment runs the program, and the
+workflow makes acts of its calls.
 """
 
 from __future__ import annotations
@@ -76,6 +77,8 @@ class ProgramEnv:
             raise BadInput(_WRONG)
         reward = self.program.returned
         reward = self.program.sent if reward is None else reward
+        if isinstance(reward, StepResult):
+            return reward
         if isinstance(reward, Mapping):
             return StepResult("", 0.0, True, agent_rewards=reward)
         return StepResult("", reward, True)

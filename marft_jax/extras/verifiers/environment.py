@@ -1,0 +1,190 @@
+"""Environments of the package ``verifiers``, each episode played as an agent program.
+
+``--env.name verifiers --env.taskset ID --team.workflow program``. An episode is one
+``Env.run_episode`` of verifiers. Its seats call the address of the episode, where the team's agents
+answer; the rewards on its traces are those of the agents.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import importlib.util
+import itertools
+import json
+import queue
+import secrets
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+from marft_jax.config import EnvSettings
+from marft_jax.envs.base import EVAL_SEEDS, EnvSource, Split, held_out
+from marft_jax.errors import BadInput, reason
+from marft_jax.plugins import load_extra
+from marft_jax.setting import Count, Fraction
+from marft_jax.types import StepResult
+
+_SEAT = {"runtime": {"type": "subprocess"}, "harness": {"id": "null"}}
+"""A seat by default: a chat, in a process of this machine. The package's own default runtime needs
+an account, and most harnesses run what a model writes."""
+_START_SECONDS = 600.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings(EnvSettings):
+    """Settings of an environment of verifiers."""
+
+    name: str = "verifiers"
+    taskset: str = ""
+    """Id of the taskset: the name of an installed package, or of a module in this folder."""
+    args: str = "{}"
+    """Configuration of the environment as JSON, such as {"id": "user-sim", "agent": {"max_turns":
+    4}}. A seat without a runtime gets a process of this machine; without a harness, a plain
+    chat."""
+    tasks: Count | None = None
+    """First tasks of the taskset that are used; none: all. Needed for an endless taskset."""
+    holdout: Fraction = 0.1
+    """Share of the tasks that only evaluations use."""
+
+
+def source(env: Settings, split: Split) -> EnvSource:
+    """Makes episodes of the environment; a share ``env.holdout`` of the tasks is for evaluation.
+
+    Raises:
+        BadInput: the package is missing, there is no such taskset, or it refuses ``env.args``.
+    """
+    if importlib.util.find_spec("verifiers") is None:
+        raise BadInput('--env.name verifiers: needs that package: pip install -e ".[verifiers]"')
+    played = _Played(env, split)
+    inner: EnvSource = load_extra("program.source")(played.play, "train")
+
+    def close() -> None:
+        inner.close()
+        played.close()
+
+    return inner._replace(close=close, size=len(played.tasks) if split == "eval" else None)
+
+
+class _Played:
+    """The environment, whose servers run in the event loop of a thread.
+
+    Attributes:
+        tasks: those of the split.
+    """
+
+    def __init__(self, env: Settings, split: Split) -> None:
+        from verifiers.v1.utils import loaders
+
+        try:
+            self._env: Any = loaders.load_environment(_config(env))
+            taskset = self._env.taskset
+            if env.tasks is None and not taskset.bounded:
+                raise BadInput("--env.tasks: expected a number, as this taskset has no end")
+            tasks = list(itertools.islice(iter(taskset), env.tasks))
+        except BadInput:
+            raise
+        except Exception as error:  # a taskset is a program
+            raise BadInput(f"--env.taskset {env.taskset or 'none'}: {reason(error)}") from error
+        wanted = split == "eval"
+        self.tasks = [task for task in tasks if held_out(task.key, env.holdout) == wanted]
+        if not self.tasks:
+            raise BadInput(
+                f"--env.holdout {env.holdout}: expected tasks of both kinds, got {len(tasks)} in "
+                f"all and none for {split}; change it, or --env.tasks"
+            )
+        self._names: queue.SimpleQueue[tuple[str, str]] = queue.SimpleQueue()
+        self._loop, self._over = asyncio.new_event_loop(), asyncio.Event()
+        self._ready = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._lock, self._failure = threading.Lock(), ""
+
+    def play(self, task: int, client: Any) -> StepResult:
+        """Plays an episode, and pays each agent what stands on its traces."""
+        from verifiers.v1.clients import EvalClientConfig, ModelContext
+
+        self._start()
+        own = self.tasks[task % EVAL_SEEDS % len(self.tasks)]
+        with self._name() as name:
+            client.enter(*name)
+            at = EvalClientConfig(
+                base_url=client.base_url,
+                api_key_var="MARFT_NONE",
+                headers={"X-Api-Key": client.api_key},
+            )
+            run = self._env.run_episode(own, ModelContext(model="agent", client=at))
+            episode = asyncio.run_coroutine_threadsafe(run, self._loop).result()
+        if not episode.ok:
+            errors = [*episode.errors, *(e for trace in episode.traces for e in trace.errors)]
+            raise RuntimeError(f"verifiers: {errors[-1].message if errors else 'a trace failed'}")
+        return _paid(episode)
+
+    def close(self) -> None:
+        """Ends the servers."""
+        if self._thread is not None:
+            self._loop.call_soon_threadsafe(self._over.set)
+            self._thread.join(60.0)
+
+    def _start(self) -> None:
+        with self._lock:
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._serve, name="verifiers", daemon=True)
+                self._thread.start()
+        self._ready.wait(_START_SECONDS)
+        if self._failure:
+            raise RuntimeError(f"verifiers: its servers did not start: {self._failure}")
+
+    def _serve(self) -> None:
+        async def serve() -> None:
+            async with self._env.serving():
+                self._ready.set()
+                await self._over.wait()
+
+        try:
+            with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
+                runner.run(serve())
+        except Exception as error:
+            self._failure = reason(error)
+            self._ready.set()
+
+    @contextlib.contextmanager
+    def _name(self) -> Any:
+        """Lends a name and a key to an episode. They are used again when it is over, because
+        verifiers keeps a connection pool for each address."""
+        try:
+            name = self._names.get_nowait()
+        except queue.Empty:
+            name = secrets.token_hex(8), secrets.token_urlsafe()
+        yield name
+        self._names.put(name)
+
+
+def _config(env: Settings) -> Any:
+    """The configuration of the environment, with our defaults of its seats."""
+    from verifiers.v1.configs.agent import AgentConfig
+    from verifiers.v1.utils import loaders
+
+    given = json.loads(env.args)
+    if not isinstance(given, dict):
+        raise BadInput(f"--env.args: expected a JSON object, got {env.args:.60}")
+    kind = loaders.env_config_type(env.taskset, given.get("id", ""))
+    seats = [n for n, f in kind.model_fields.items() if isinstance(f.default, AgentConfig)]
+    own: dict[str, Any] = {seat: {**_SEAT, "model": seat} for seat in seats}
+    taskset = {"id": env.taskset, **given.get("taskset", {})}
+    seated = {seat: own[seat] | given.get(seat, {}) for seat in seats}
+    return loaders.resolve_env_config({**given, **seated, "taskset": taskset})
+
+
+def _paid(episode: Any) -> StepResult:
+    """The rewards of an episode: those of each agent, or of the only one."""
+    paid, parts = dict[str, float](), dict[str, Any]()
+    for trace in episode.traces:
+        found = {name: r.value for name, r in trace.rewards.items() if r is not None}
+        parts[f"{trace.agent.name}"] = found | trace.metrics
+        if trace.agent.trainable:
+            paid[trace.agent.name] = paid.get(trace.agent.name, 0.0) + sum(found.values())
+    info: Mapping[str, Any] = {"verifiers": parts}
+    if len(episode.traces) == 1:
+        return StepResult("", sum(paid.values()), True, info)
+    return StepResult("", 0.0, True, info, paid)
