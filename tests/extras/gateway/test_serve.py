@@ -343,7 +343,6 @@ REFUSED = {
     "a message of null": (body_of(messages=[None]), 400),
     "an unknown role": (body_of(messages=[{"role": "king", "content": "a"}]), 400),
     "a role of a list": (body_of(messages=[{"role": [], "content": "a"}]), 400),
-    "a tool's answer": (body_of(messages=[{"role": "tool", "content": "a"}]), 400),
     "an image": (body_of(messages=[{"role": "user", "content": [{"type": "image_url"}]}]), 400),
     "content of a number": (body_of(messages=[{"role": "user", "content": 3}]), 400),
     "content of an object": (body_of(messages=[{"role": "user", "content": {"a": 1}}]), 400),
@@ -373,10 +372,6 @@ REFUSED = {
     "a seed in words": (body_of(seed="x"), 400),
     "a stream in words": (body_of(stream="yes"), 400),
     "stream options of a list": (body_of(stream_options=[1]), 400),
-    "tools that the template lacks": (
-        body_of(tools=[{"type": "function", "function": {"name": "f"}}]),
-        400,
-    ),
     "tools for a team": (
         body_of(model="team", tools=[{"type": "function", "function": {"name": "f"}}]),
         400,
@@ -386,10 +381,6 @@ REFUSED = {
     "a tool that must be called": (body_of(tool_choice="required"), 400),
     "calls of a tool in words": (
         body_of(messages=[{"role": "assistant", "tool_calls": "f()"}]),
-        400,
-    ),
-    "a call without arguments": (
-        body_of(messages=[{"role": "assistant", "tool_calls": [{"function": {"name": "f"}}]}]),
         400,
     ),
     "the way of yesterday": (body_of(functions=[{"name": "f"}]), 400),
