@@ -23,6 +23,7 @@ from marft_jax.engine.kv_cache import SETTINGS, Settings, Slots
 from marft_jax.engine.sample import sample
 from marft_jax.models import decoder, lora
 from marft_jax.models.parts.attention import attend_cache
+from marft_jax.models.parts.part import Reading
 from marft_jax.parallel import compilation
 from marft_jax.parallel import mesh as mesh_lib
 from marft_jax.parallel.ladder import bucket, round_up
@@ -156,11 +157,12 @@ def programs(
     *,
     eos_ids: Sequence[int],
     alpha: float,
+    reuse: bool = True,
 ) -> Programs:
     """Makes the programs for one base and mesh; see ``Engine`` for the arguments."""
     sizes = shape.slots, shape.context, shape.longest
     make = functools.partial(
-        cache_lib.empty_slots, config, *sizes, dtype, places=mesh.shape["tensor"]
+        cache_lib.empty_slots, config, *sizes, dtype, mesh.shape["tensor"], reuse
     )
     slots = cache_lib.placed(mesh, jax.eval_shape(make))
     formats = jax.tree.map(lambda x: x.format, slots)
@@ -246,15 +248,17 @@ def _read_prompts(
     t = p.tokens_BT.shape[1]
     positions_BT = p.starts_B[:, None] + jnp.arange(t)[None]
     mask = lora.owner_mask(jnp.broadcast_to(p.owners_B[:, None], p.tokens_BT.shape), adapters)
+    valid_BT = positions_BT < p.lengths_B[:, None]
     if not read:
         until_BT = jnp.maximum(p.lengths_B[:, None] - 1, positions_BT)  # padding: itself
-        return decoder.forward(graphdef, base, p.tokens_BT, positions_BT, until_BT, adapters, mask)
+        rows = p.tokens_BT, positions_BT, until_BT
+        return decoder.forward(graphdef, base, *rows, adapters, mask, valid_BT)
     model: decoder.Decoder = nnx.merge(graphdef, base)
-    valid_BT = positions_BT < p.lengths_B[:, None]
     where_BT = jnp.where(valid_BT, positions_BT, read)
     attend = attend_cache(where_BT, positions_BT, read, model.config.window)
     prefixes = cache_lib.first_positions(cache_lib.rows_of(cache, p.sources_B, places), read)
-    return model.hidden(p.tokens_BT, positions_BT, attend, prefixes, adapters, mask)
+    reading = Reading(attend, jnp.full_like(p.tokens_BT, t - 1), valid_BT, p.starts_B)
+    return model.hidden(p.tokens_BT, positions_BT, reading, prefixes, adapters, mask)
 
 
 def decode(
@@ -283,9 +287,10 @@ def decode(
         step, s = carry
         where_S = jnp.where(s.active_S, s.length_S, read)  # idle rows write nowhere
         attend = attend_cache(where_S[:, None], s.length_S[:, None], read, model.config.window)
+        reading = Reading(attend, jnp.zeros_like(where_S)[:, None], s.active_S[:, None])
         last_S1 = jnp.take_along_axis(s.ids_SA, jnp.maximum(s.count_S - 1, 0)[:, None], axis=1)
         hidden_S1D, cache = model.hidden(
-            last_S1, s.length_S[:, None], attend, s.cache, adapters, mask
+            last_S1, s.length_S[:, None], reading, s.cache, adapters, mask
         )
         logits_SV = decoder.logits(hidden_S1D[:, 0], model.vocabulary)
         drawn = sample(logits_SV, s.keys_S2, s.count_S, s.settings, allowed_SV)

@@ -64,15 +64,17 @@ class Engine:
         self._shape, self._name = shape.on(mesh), name
         self._mesh, self._base, self._eos_ids = mesh, base, tuple(eos_ids)
         dtype = jax.tree.leaves(base)[0].dtype
-        run = programs(config, graphdef, mesh, self._shape, dtype, eos_ids=eos_ids, alpha=alpha)
+        run = programs(
+            config, graphdef, mesh, self._shape, dtype, eos_ids=eos_ids, alpha=alpha, reuse=reuse
+        )
         self._fuse, self._empty = run.fuse, run.empty
         self._prefill, self._decode = run.prefill, run.decode
         self._seed, self._decode_text = seed, decode
         self._slots: Slots | None = None
         self._version = 0
         self._fused: lora.FusedAdapters | None = None
-        self._schedule = Schedule(self._shape, mesh, reuse)
-        self._reuse = reuse
+        self._schedule = Schedule(self._shape, mesh, reuse, config.recurrent)
+        self._reuse, self._recurrent = reuse, config.recurrent
         self._vocabulary = config.vocab_size
         self._active = dict[int, Entry]()  # requests that are being sampled, by slot
         self._lengths = np.zeros(self._shape.slots, np.int64)
@@ -223,5 +225,6 @@ class Engine:
                 own = ids[slot, :n].copy(), logprobs[slot, :n].copy()
                 done.append((entry.ticket, Completion(*own, finished, share, self._version)))
                 del self._active[slot]
-                self._schedule.extend(slot, own[0][:-1])  # the last one was never read
+                if end is None or not self._recurrent:  # no state is as old as a stop text
+                    self._schedule.extend(slot, own[0][:-1])  # the last one was never read
         return done

@@ -57,16 +57,24 @@ class Slots(NamedTuple):
 
 
 def empty_slots(
-    config: DecoderConfig, slots: int, context: int, longest: int, dtype: DTypeLike, places: int
+    config: DecoderConfig,
+    slots: int,
+    context: int,
+    longest: int,
+    dtype: DTypeLike,
+    places: int,
+    reuse: bool,
 ) -> Slots:
     """Idle slots for sequences of up to ``context`` tokens, ``longest`` of them sampled.
 
     Args:
         places: devices along the mesh's axis ``tensor``.
+        reuse: prompts start from what lies in other slots.
     """
+    cache = config.init_cache(slots, context, dtype, places)
     zeros = jnp.zeros(slots, jnp.int32)
     return Slots(
-        cache=config.init_cache(slots, context, dtype, places),
+        cache=each(lambda layer: layer.resumable(), cache) if reuse else cache,
         length_S=zeros,
         count_S=zeros,
         active_S=jnp.zeros(slots, bool),

@@ -11,6 +11,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from marft_jax.models.ops.state import CHUNK
+
 LEAST = 32  # tokens; the narrowest prefill computes as many anyway
 _SHARE = 4  # a prefix shorter than a quarter of the prompt is not worth a program of its own
 
@@ -26,9 +28,17 @@ NO_PREFIX = Start(0, 0)
 
 
 class Prefixes:
-    """Tokens whose keys and values lie in each slot, and the adapter that computed them."""
+    """Tokens whose keys and values lie in each slot, and the adapter that computed them.
 
-    def __init__(self, slots: int, context: int):
+    Args:
+        recurrent: layers have a recurrent state, which belongs to one position. A slot has the
+            state at the beginning of its prompt's last chunk, and after the last token.
+    """
+
+    def __init__(self, slots: int, context: int, recurrent: bool = False):
+        self._recurrent = recurrent
+        self._snapshots_S = np.zeros(slots, np.int32)  # positions of the earlier states
+        self._ended_S = np.zeros(slots, bool)  # nothing more is sampled into the slot
         self._ids_SC = np.zeros((slots, context), np.int32)
         self._lengths_S = np.zeros(slots, np.int32)  # 0: it holds nothing
         self._owners_S = np.zeros(slots, np.int32)
@@ -37,13 +47,16 @@ class Prefixes:
         """Forgets all slots: the adapters have changed."""
         self._lengths_S[:] = 0
 
-    def put(self, slot: int, owner: int, ids: np.ndarray) -> None:
-        """Notes that the slot holds these tokens from now on."""
+    def put(self, slot: int, owner: int, ids: np.ndarray, start: int = 0) -> None:
+        """Notes that the slot holds these tokens from now on, the first ``start`` copied."""
+        self._snapshots_S[slot] = start + (len(ids) - start - 1) // CHUNK * CHUNK
+        self._ended_S[slot] = False
         self._ids_SC[slot, : len(ids)] = ids
         self._lengths_S[slot], self._owners_S[slot] = len(ids), owner
 
     def extend(self, slot: int, ids: np.ndarray) -> None:
-        """Appends sampled tokens to a slot."""
+        """Appends sampled tokens to a slot, all that there will be."""
+        self._ended_S[slot] = True
         if length := self._lengths_S[slot]:
             self._ids_SC[slot, length : length + len(ids)] = ids
             self._lengths_S[slot] += len(ids)
@@ -61,6 +74,10 @@ class Prefixes:
         differ = self._ids_SC[slots, :most] != prompt[:most]
         differ |= np.arange(most) >= self._lengths_S[slots, None]
         tokens = np.where(differ.any(axis=1), differ.argmax(axis=1), most)
+        if self._recurrent:
+            whole = self._ended_S[slots] & (tokens == self._lengths_S[slots])
+            earlier = self._snapshots_S[slots]
+            tokens = np.where(whole, tokens, np.where(tokens >= earlier, earlier, 0))
         best = int(tokens.argmax())
         start = Start(int(slots[best]), int(tokens[best]))
         return start if worthwhile(start.tokens, prompt) else NO_PREFIX

@@ -61,20 +61,21 @@ class Schedule:
     Args:
         shape: sizes of the programs, with equally many slots for each shard of ``mesh``.
         reuse: copy the beginning of a prompt from a slot that holds it.
+        recurrent: layers have a recurrent state (``Prefixes``).
 
     Attributes:
         reused: number of prompt tokens that were copied since ``forget``.
     """
 
-    def __init__(self, shape: Shape, mesh: Mesh, reuse: bool):
+    def __init__(self, shape: Shape, mesh: Mesh, reuse: bool, recurrent: bool = False):
         self._shape, self._mesh, self._reuse = shape, mesh, reuse
         each = shape.slots_per_shard(mesh)
         self._shards = [range(first, first + each) for first in range(0, shape.slots, each)]
         self._waiting: list[_Waiting] = []
         self._next_ticket = 0
         self._seen = 0  # tickets before this one have waited for a free slot
-        self._held = Prefixes(shape.slots, shape.context)
-        self._ahead = Prefixes(shape.slots, shape.context)  # tokens that slots will hold soon
+        self._held = Prefixes(shape.slots, shape.context, recurrent)
+        self._ahead = Prefixes(shape.slots, shape.context, recurrent)  # will hold soon
         self._starts = dict[tuple[int, range], Start]()  # found prefixes, until a slot changes
         self.forget()
 
@@ -208,7 +209,8 @@ class Schedule:
             for row, waiting, slot, start in zip(numbers, own, slots, starts, strict=False):
                 entries.append(Entry(waiting.ticket, waiting.request, row, slot, start))
         for entry in entries:
-            self._held.put(entry.slot, entry.request.owner, entry.request.prompt)
+            own = entry.request
+            self._held.put(entry.slot, own.owner, own.prompt, entry.start.tokens)
             self._filled[entry.slot] = entry.ticket
             self.reused += entry.start.tokens
         self._starts.clear()

@@ -35,7 +35,6 @@ from marft_jax.models.ops.attention import (
 from marft_jax.models.ops.products import product
 from marft_jax.models.ops.remat import Remat, rematerialised
 from marft_jax.models.parts.attention import (
-    Attend,
     AttentionConfig,
     Ropes,
     attend_rows,
@@ -49,6 +48,7 @@ from marft_jax.models.parts.part import (
     Matrix,
     Mixer,
     Mlp,
+    Reading,
     RMSNorm,
 )
 
@@ -86,6 +86,8 @@ class DecoderConfig:
         logits_divisor, logits_cap: see ``Vocabulary``.
         files: how checkpoints hold matrices (``weights.layout``).
         stacked: the layers are one array per matrix, scanned.
+        spelling: names of modules in Hugging Face checkpoints, usual name and own name, where the
+            family has its own.
     """
 
     vocab_size: int
@@ -103,6 +105,7 @@ class DecoderConfig:
     logits_cap: float = 0.0
     files: Files = "plain"
     stacked: bool = False
+    spelling: tuple[tuple[str, str], ...] = ()
 
     @property
     def n_layers(self) -> int:
@@ -137,6 +140,11 @@ class DecoderConfig:
         return tuple(
             known.index(m.rotation) if isinstance(m, AttentionConfig) else 0 for m in mixers
         )
+
+    @property
+    def recurrent(self) -> bool:
+        """True where the mixer of a layer has a recurrent state."""
+        return any(layer.mixer.recurrent for layer in self.layers)
 
     def matrices(self) -> dict[str, list[Matrix]]:
         """Every matrix that may have an adapter, by name, of each layer that has it."""
@@ -192,12 +200,12 @@ class Block(nnx.Module):
         ropes: Ropes,
         adapters: LayerAdapters,
         cache: Any,
-        attend: Attend,
+        reading: Reading,
     ) -> tuple[Array, Any]:
         """Computes the block's output, and what the mixer keeps."""
         with jax.named_scope("attention"):
             h = _normalised(x_BTD, self.attn_norm)
-            out, kept = self.mixer(h, layer, ropes, adapters, cache, attend)
+            out, kept = self.mixer(h, layer, ropes, adapters, cache, reading)
             x_BTD = self._add(x_BTD, _normalised(out, self.attn_post_norm))
         with jax.named_scope("mlp"):
             out = self.mlp(_normalised(x_BTD, self.mlp_norm), adapters)
@@ -282,7 +290,7 @@ class Decoder(nnx.Module):
         self,
         tokens_BT: Array,
         positions_BT: Array,
-        attend: Attend,
+        reading: Reading,
         cache: Cache | None,
         lora: FusedAdapters | None,
         owners: OwnerMask | None,
@@ -298,7 +306,7 @@ class Decoder(nnx.Module):
         rope = ropes(self.config.attentions, positions_BT)
 
         def run(graphdef: Any, layer: Layer, weights: Base, *args: Any) -> tuple[Array, Any]:
-            return nnx.merge(graphdef, weights)(layer, *args, attend)
+            return nnx.merge(graphdef, weights)(layer, *args, reading)
 
         stacked = self.config.stacked
         run = rematerialised(run, self.remat, 0 if stacked else (0, 1), scanned=stacked)
@@ -369,6 +377,7 @@ def forward(
     until_BT: Array,
     lora: FusedAdapters | None = None,
     owners: OwnerMask | None = None,
+    real_BT: Array | None = None,
 ) -> tuple[Array, Cache]:
     """Runs whole rows through the decoder, causally.
 
@@ -377,13 +386,18 @@ def forward(
         positions_BT: position of each token within its sequence.
         until_BT: index in the row of the last token that may read this one.
         lora, owners: adapters (``lora.fuse``) and each token's owner (``lora.owner_mask``).
+        real_BT: false for the padding behind the only sequence of each row; None where nobody
+            reads the states that recurrent mixers keep.
 
     Returns:
         hidden_BTD after the last norm, and what each layer's mixer keeps.
     """
     decoder: Decoder = nnx.merge(graphdef, base)
     attend = attend_rows(decoder.attention, until_BT, positions_BT, decoder.config.window)
-    return decoder.hidden(tokens_BT, positions_BT, attend, None, lora, owners)
+    if real_BT is not None:  # padding goes on with the state as it is
+        until_BT = jnp.full_like(until_BT, until_BT.shape[1] - 1)
+    reading = Reading(attend, until_BT, real_BT)
+    return decoder.hidden(tokens_BT, positions_BT, reading, None, lora, owners)
 
 
 def project(graphdef: Any, base: Base, hidden: Array) -> Array:

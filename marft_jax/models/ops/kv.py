@@ -39,6 +39,10 @@ class KV(NamedTuple):
         times = cache.v_BGTC.shape[-3] // self.v_BGTC.shape[-3]
         return self if times == 1 else KV(*(jnp.repeat(x, times, axis=-3) for x in self))
 
+    def resumable(self) -> KV:
+        """The cache itself: a prompt may start from any position."""
+        return self
+
     def of(self, layer: Array | None) -> KV:
         """One of the stacked layers; None for a layer by itself."""
         return self if layer is None else KV(self.k_BGCT[layer], self.v_BGTC[layer])

@@ -23,7 +23,7 @@ from marft_jax.models.ops.attention import (
 )
 from marft_jax.models.ops.kv import KV
 from marft_jax.models.ops.remat import keep
-from marft_jax.models.parts.part import LayerAdapters, Make, Matrix, Names
+from marft_jax.models.parts.part import LayerAdapters, Make, Matrix, Names, Reading
 from marft_jax.models.rope import Rope, RopeScaling, rope_tables, rotate
 
 Attend = Callable[..., tuple[Array, Any]]
@@ -43,6 +43,7 @@ class AttentionConfig:
         wide_norm: with ``qk_norm``, all heads are normalised together.
         cap: soft cap of scores; 0 for none.
         sinks: the softmax of each head has a further score, without a value.
+        gated: the context is multiplied by sigmoid(g), where q gives each head its query and g.
     """
 
     d_model: int
@@ -60,6 +61,7 @@ class AttentionConfig:
     wide_norm: bool = False
     cap: float = 0.0
     sinks: bool = False
+    gated: bool = False
 
     MATRICES: ClassVar[Mapping[str, Names]] = {
         "q": Names("self_attn.q_proj", "attn_q"),
@@ -67,6 +69,7 @@ class AttentionConfig:
         "v": Names("self_attn.v_proj", "attn_v"),
         "o": Names("self_attn.o_proj", "attn_output"),
     }
+    recurrent: ClassVar[bool] = False
     MODULES: ClassVar[Mapping[str, Names]] = {
         "q_norm": Names("self_attn.q_norm", "attn_q_norm"),
         "k_norm": Names("self_attn.k_norm", "attn_k_norm"),
@@ -88,13 +91,13 @@ class AttentionConfig:
         return self.rotary_channels or self.head_dim, self.rope_theta, self.rope_scaling
 
     def matrices(self) -> dict[str, Matrix]:
-        def heads(n: int, rotated: bool) -> Matrix:
-            width, axes = n * self.head_dim, ("heads", "model")
+        def heads(n: int, rotated: bool, times: int = 1) -> Matrix:
+            width, axes = n * self.head_dim * times, ("heads", "model")
             return Matrix(self.d_model, width, axes, self.qkv_bias, n if rotated else 0)
 
         width = self.n_heads * self.head_dim
         return {
-            "q": heads(self.n_heads, rotated=True),
+            "q": heads(self.n_heads, rotated=True, times=1 + self.gated),
             "k": heads(self.n_kv_heads, rotated=True),
             "v": heads(self.n_kv_heads, rotated=False),
             "o": Matrix(width, self.d_model, ("model", "heads"), self.o_bias),
@@ -134,15 +137,16 @@ class Attention(nnx.Module):
         ropes: Ropes,
         adapters: LayerAdapters,
         cache: Any,
-        attend: Attend,
+        reading: Reading,
     ) -> tuple[Array, Any]:
-        """Computes the output, and the keys and values that ``attend`` keeps."""
+        """Computes the output, and the keys and values that ``reading.attend`` keeps."""
         c = self.config
         q, k, v = (linear(x_BTD, adapters) for linear in (self.q, self.k, self.v))
         if c.wide_norm:
             q, k = self._normalised(q, k)
         q = self._heads(q, c.n_heads)
         k, v = (self._heads(x, c.n_kv_heads) for x in (k, v))
+        q, gate = jnp.split(q, 2, axis=-1) if c.gated else (q, None)
         if not c.wide_norm:
             q, k = self._normalised(q, k)
         rope = rope_of(ropes, layer.rope)
@@ -152,7 +156,9 @@ class Attention(nnx.Module):
         q, k, v = (keep(x) for x in (q, k, v))
         sinks_H = None if self.sinks is None else self.sinks[...]
         rule = () if c.plain else (Scores(c.cap, sinks_H),)
-        context_BHTC, kept = attend(q, KV(k, v), cache, layer, *rule)
+        context_BHTC, kept = reading.attend(q, KV(k, v), cache, layer, *rule)
+        if gate is not None:
+            context_BHTC = context_BHTC * jax.nn.sigmoid(gate)
         b, _, t, _ = context_BHTC.shape
         merged = context_BHTC.transpose(0, 2, 1, 3).reshape(b, t, -1)
         return keep(self.o(merged, adapters)), kept
@@ -164,7 +170,7 @@ class Attention(nnx.Module):
 
     def _heads(self, x_BTX: Array, heads: int) -> Array:
         b, t, _ = x_BTX.shape
-        return x_BTX.reshape(b, t, heads, self.config.head_dim).transpose(0, 2, 1, 3)
+        return x_BTX.reshape(b, t, heads, -1).transpose(0, 2, 1, 3)
 
 
 Ropes = Sequence[Rope]

@@ -139,6 +139,7 @@ class Experts(nnx.Module):
         self.experts_gate_up, self.experts_down = (
             ExpertMatrix(name, matrix, len(names[name].pieces), make)
             for name, matrix in matrices.items()
+            if matrix.experts
         )
 
     def __call__(self, x_BTD: Array, adapters: LayerAdapters) -> Array:

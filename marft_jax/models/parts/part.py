@@ -7,7 +7,7 @@ the module that computes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, NamedTuple, Protocol, Self
 
 import jax
@@ -19,6 +19,7 @@ from jax.typing import DTypeLike
 
 from marft_jax.models.lora import Fused, OwnerMask, add_lora
 from marft_jax.models.ops.products import product
+from marft_jax.models.ops.state import CHUNK, Snapshot, State
 
 Axes = tuple[str | None, ...]
 """Logical axes of an array; ``parallel.mesh.LOGICAL_AXES`` maps them to the mesh."""
@@ -102,12 +103,50 @@ class Mlp(Part, Protocol):
     """Computes each position by itself: the module is ``mlp(x_BTD, adapters) -> y_BTD``."""
 
 
+class Reading(NamedTuple):
+    """How the tokens of a pass read earlier tokens.
+
+    Attributes:
+        attend: how attention reads keys and values (``parts.attention.Attend``).
+        until_BT: index in the pass of the last token that may read this token.
+        real_BT: false for padding, which leaves a recurrent state as it is; None where no state is
+            kept.
+        start_B: position of the first token of rows that begin with a cached prefix.
+    """
+
+    attend: Callable[..., Any]
+    until_BT: Array
+    real_BT: Array | None = None
+    start_B: Array | None = None
+
+    @property
+    def snapshot_B(self) -> Array | None:
+        """Index where the last chunk of each prompt begins; None where no prompts are read."""
+        if self.real_BT is None or self.real_BT.shape[1] == 1:
+            return None
+        return (self.real_BT.sum(1) - 1) // CHUNK * CHUNK
+
+    def keep(self, cache: State | None, now: State, then: State) -> State:
+        """The state ``now``, with the state ``then``, that of ``snapshot_B``, as its snapshot."""
+        if self.snapshot_B is None:
+            return now._replace(snapshot=None if cache is None else cache.snapshot)
+        start_B = 0 if self.start_B is None else self.start_B
+        return now._replace(snapshot=Snapshot(*then[:2], self.snapshot_B + start_B))
+
+
 class Mixer(Part, Protocol):
     """Mixes the positions of a sequence.
 
-    The module is ``mixer(x_BTD, layer, ropes, adapters, cache, attend) -> (y_BTD, kept)``. The
-    ``cache`` is what ``init_cache`` made, or None in a pass over whole rows; ``kept`` replaces it.
+    The module is ``mixer(x_BTD, layer, ropes, adapters, cache, reading) -> (y_BTD, kept)``, with a
+    ``Reading``. The ``cache`` is what ``init_cache`` made, or None in a pass over whole rows;
+    ``kept`` replaces it.
+
+    Attributes:
+        recurrent: a token reads a state, which belongs to one position. Such layers cannot start
+            in the middle of what another sequence left, as attention can.
     """
+
+    recurrent: ClassVar[bool]
 
     @property
     def heads(self) -> int:
@@ -140,6 +179,10 @@ class LayerCache(Protocol):
 
     def like(self, cache: Self) -> Self:
         """What a forward pass kept, laid out like ``cache``."""
+        ...
+
+    def resumable(self) -> Self:
+        """An empty cache with room for what later prompts start from."""
         ...
 
     def insert(self, new: Self, at_B: Array) -> Self:

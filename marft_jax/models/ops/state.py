@@ -1,0 +1,112 @@
+"""Recurrent state of a layer: what a mixer knows after one token, instead of keys and values."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from marft_jax.models.ops.kv import write
+from marft_jax.parallel import mesh as mesh_lib
+
+CHUNK = 64
+"""Tokens of a chunk; a prompt's snapshot lies at the beginning of its last chunk."""
+
+
+class Snapshot(NamedTuple):
+    """``State.inputs`` and ``State.memory`` at an earlier position of each row, ``position_B``."""
+
+    inputs: Array
+    memory: Array | None
+    position_B: Array
+
+
+class State(NamedTuple):
+    """State of B rows after the last token of each, a ``LayerCache`` without positions.
+
+    Attributes:
+        inputs: ``[B, K - 1, width]``, the last inputs of a convolution over K tokens.
+        memory: float32 ``[B, heads, key channels, value channels]`` of a delta net.
+        snapshot: where prompts may start that begin like the row's prompt.
+    """
+
+    inputs: Array
+    memory: Array | None = None
+    snapshot: Snapshot | None = None
+
+    def at(self, start_B: Array | None) -> State:
+        """The state at these positions: the snapshot where it is of that position, else the
+        present state."""
+        if self.snapshot is None or start_B is None:
+            return self
+        *then, position_B = self.snapshot
+        there_B = position_B == start_B
+
+        def choose(old: Array, new: Array) -> Array:
+            return jnp.where(jnp.expand_dims(there_B, [*range(1, old.ndim)]), old, new)
+
+        return State(*jax.tree.map(choose, tuple(then), (self.inputs, self.memory)))
+
+    def cut(self, length: int) -> State:
+        """The whole state: it has no positions."""
+        return self
+
+    def like(self, cache: State) -> State:
+        """The state with a snapshot where the cache has one."""
+        return self if cache.snapshot is not None else self._replace(snapshot=None)
+
+    def resumable(self) -> State:
+        """The empty cache with room for snapshots."""
+        positions_B = jnp.zeros(len(self.inputs), jnp.int32)
+        return self._replace(snapshot=Snapshot(self.inputs, self.memory, positions_B))
+
+    def insert(self, new: State, at_B: Array) -> State:
+        """Writes the state of these rows; rows past the end are dropped."""
+        return jax.tree.map(lambda own, x: write(own, (at_B,), x), self, new)
+
+    def placed(self, mesh: Mesh) -> State:
+        """Abstract arrays with their places: rows over ``data`` and ``fsdp``, heads over
+        ``tensor`` where ``tensor`` divides them."""
+
+        def at(x: Array) -> jax.ShapeDtypeStruct:
+            split = x.ndim == 4 and x.shape[1] % mesh.shape["tensor"] == 0
+            where = NamedSharding(mesh, P(*mesh_lib.ROWS, *["tensor"] * split))
+            return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where)
+
+        return jax.tree.map(at, self)
+
+
+def causal_convolution(
+    x_BTX: Array, filter_XK: Array, before: Array | None, until_BT: Array
+) -> tuple[Array, Array]:
+    """y_t = Σ_i filter_(K-1-i) · x_(t-i) per channel, over the K last tokens of t's sequence;
+    summed in float32.
+
+    Args:
+        before: the K - 1 inputs before the first token, ``[B, K - 1, X]``; None for zeros.
+        until_BT: as of ``Reading``; a token reads no token of another sequence.
+
+    Returns:
+        y_BTX, and all inputs, ``[B, K - 1 + T, X]``, for ``inputs_before``.
+    """
+    (b, t, width), n = x_BTX.shape, filter_XK.shape[1] - 1
+    before = jnp.zeros((b, n, width), x_BTX.dtype) if before is None else before
+    x = jnp.concatenate([before.astype(x_BTX.dtype), x_BTX], axis=1)
+    until = jnp.pad(until_BT, ((0, 0), (n, 0)), constant_values=t)
+    weights = filter_XK.astype(jnp.float32)[None, None]
+    y = x_BTX * weights[..., n]
+    for i in range(1, n + 1):
+        at = slice(n - i, n - i + t)
+        reads = until[:, at] >= jnp.arange(t)[None]
+        y += jnp.where(reads[..., None], x[:, at], 0) * weights[..., n - i]
+    return y.astype(x.dtype), x
+
+
+def inputs_before(x_BTX: Array, index_B: Array, count: int) -> Array:
+    """The ``count`` inputs of a convolution before these indices of a pass."""
+    places_BK = index_B[:, None] + jnp.arange(count)[None]
+    return jnp.take_along_axis(x_BTX, places_BK[..., None], axis=1)
