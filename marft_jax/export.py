@@ -177,8 +177,8 @@ def _as_peft(
         plays = turns.write(out, team, session.workflow, source, session.config.eval.temperature)
         for n in range(team.adapters[on]):
             folder, alpha = team.folder_of(on, n), session.config.lora.alpha
-            layers_with = model.config.layers_with
-            peft.write(out / folder, _of(n, adapters[on]), alpha, source, inside, layers_with)
+            of_model = inside, model.config.layers_with, dict(model.config.spelling)
+            peft.write(out / folder, _of(n, adapters[on]), alpha, source, *of_model)
             folders[folder] = [team.names[i] for i, own in enumerate(places) if own == (on, n)]
     card.write(out, facts, folders, loaded[0], plays)
     seeded = tuple(

@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -22,7 +22,9 @@ from safetensors.numpy import save_file
 
 from marft_jax.errors import BadInput
 from marft_jax.formats.foreign import read_settings, readable
-from marft_jax.models.families import PARTS
+from marft_jax.models.families import FAMILIES, PARTS
+from marft_jax.models.parts.attention import AttentionConfig
+from marft_jax.models.parts.dense import DenseConfig
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 
@@ -40,6 +42,12 @@ _NAMES = {target: names for part in PARTS for target, names in part.MATRICES.ite
 _MODULES = {target: names.hf for target, names in _NAMES.items()}
 _PARAMETERS = {target: names.parameter for target, names in _NAMES.items() if names.parameter}
 _TARGETS = {module: target for target, module in _MODULES.items()}
+_TARGETS |= {
+    theirs: _TARGETS[usual]
+    for family in FAMILIES.values()
+    for usual, theirs in family.traits.get("spelling", ())
+    if usual in _TARGETS
+}
 _FLOATS = ("F32", "F16", "BF16", "F64")
 
 
@@ -86,8 +94,9 @@ class Adapter(NamedTuple):
 
 
 def every_layer(matrix: str) -> Iterable[int]:
-    """``LayersWith`` of a decoder whose layers all have the same matrices."""
-    return itertools.count()
+    """``LayersWith`` of a decoder whose layers all have attention and a dense mlp."""
+    dense = matrix in AttentionConfig.MATRICES or matrix in DenseConfig.MATRICES
+    return itertools.count() if dense else ()
 
 
 def write(
@@ -97,21 +106,28 @@ def write(
     base: str,
     inside: str = "model",
     layers_with: LayersWith = every_layer,
+    spelling: Mapping[str, str] = {},
 ) -> None:
     """Writes one adapter.
 
     Args:
         base: where a loader finds the base model.
         inside: name of the module that has the layers (``huggingface.layers_in``).
+        spelling: names of modules where the family has its own (``DecoderConfig.spelling``).
     """
     folder.mkdir(parents=True, exist_ok=True)
+    names = {target: spelling.get(module, module) for target, module in _MODULES.items()}
     plain = [target for target in factors if target not in _PARAMETERS]
     parameters = [_PARAMETERS[target] for target in factors if target in _PARAMETERS]
-    modules: Any = [_MODULES[target].rpartition(".")[2] for target in plain]
+    there = [
+        name for target, name in names.items() if next(iter(layers_with(target)), None) is not None
+    ]
+    ends = [name.rpartition(".")[2] for name in there]
+    modules: Any = [_end(names[target], ends) for target in plain]
     if inside != "model":  # parts for images have matrices of the same names
         modules = rf"{re.escape(inside)}\..*\.({'|'.join(modules)})"
     tensors = {
-        f"{_PREFIX}{inside}.layers.{layer}.{_MODULES[target]}"
+        f"{_PREFIX}{inside}.layers.{layer}.{names[target]}"
         f".lora_{letter.upper()}.weight": np.ascontiguousarray(_in_file(factor, letter), np.float32)
         for target, pair in factors.items()
         for letter in ("a", "b")
@@ -129,6 +145,12 @@ def write(
         **({"target_parameters": sorted(parameters)} if parameters else {}),
     }
     (folder / CONFIG).write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
+
+
+def _end(name: str, ends: Sequence[str]) -> str:
+    """The last part of a module's name, or more of the name where others end in that part."""
+    last = name.rpartition(".")[2]
+    return last if ends.count(last) == 1 else name
 
 
 def _in_file(factor: np.ndarray, letter: str) -> np.ndarray:

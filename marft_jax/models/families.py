@@ -6,21 +6,34 @@ Whatever the decoder would compute differently is refused by name, never loaded 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from marft_jax.errors import BadInput
 from marft_jax.formats.foreign import readable
+from marft_jax.models.checked import positive
 from marft_jax.models.decoder import DecoderConfig, LayerConfig
+from marft_jax.models.hybrids import LFM2, QWEN3_5, QWEN3_5_EXPERTS, hybrid, qwen3_5
 from marft_jax.models.names import Spelling
 from marft_jax.models.ops.products import Activation
 from marft_jax.models.parts.attention import AttentionConfig
+from marft_jax.models.parts.delta_net import DeltaNetConfig
 from marft_jax.models.parts.dense import DenseConfig
 from marft_jax.models.parts.experts import ExpertsConfig
+from marft_jax.models.parts.shared_expert import SharedExpertConfig
+from marft_jax.models.parts.short_conv import ShortConvConfig
 from marft_jax.models.rope import NO_ROTATION, rope_settings
 
-PARTS = (AttentionConfig, DenseConfig, ExpertsConfig)
+PARTS = (
+    AttentionConfig,
+    DenseConfig,
+    ExpertsConfig,
+    SharedExpertConfig,
+    ShortConvConfig,
+    DeltaNetConfig,
+)
 """Every part that a family may have."""
 
 
@@ -87,11 +100,12 @@ def with_experts(
 
     Args:
         is_dense: for each layer, whether its mlp is dense.
-        expert: further fields of ``ExpertsConfig``.
+        expert: further fields of ``ExpertsConfig``, or of ``SharedExpertConfig``.
         others: further arguments of ``dense``.
     """
     config = dense(d_model=d_model, n_layers=n_layers, **others)
-    mlp = ExpertsConfig(d_model, d_expert, n_experts, n_chosen, normalised, **expert)
+    kind = SharedExpertConfig if "d_shared" in expert else ExpertsConfig
+    mlp = kind(d_model, d_expert, n_experts, n_chosen, normalised, **expert)
     layers = tuple(
         layer if stays else layer._replace(mlp=mlp)
         for layer, stays in zip(config.layers, is_dense, strict=True)
@@ -111,9 +125,10 @@ class Family(NamedTuple):
         qkv_bias, o_bias: always, never, or as ``attention_bias`` says (None).
         slides: (config.json, index of a layer) to whether the layer slides, where ``layer_types``
             is missing; None for a family without windows.
-        usual: rewrites config.json in the usual spelling.
         packed: ``quant_method`` of files that are unpacked while they are read.
         local_rope: layers that slide do not scale their rotary positions.
+        recurrent: what ``layer_types`` calls layers without attention; empty for a family without.
+        usual: rewrites config.json in the usual spelling.
         traits: arguments of ``build`` that all models of the family have.
         build: makes the parts of every layer.
         more: (config.json, its source) to further arguments of ``build``.
@@ -125,6 +140,7 @@ class Family(NamedTuple):
     slides: Callable[[Mapping[str, Any], int], bool] | None = None
     local_rope: bool = False
     packed: str = ""
+    recurrent: str = ""
     usual: Callable[[Mapping[str, Any]], Mapping[str, Any]] = dict
     traits: Mapping[str, Any] = {}
     build: Callable[..., DecoderConfig] = dense
@@ -244,6 +260,25 @@ _GPT_OSS = Family(
     build=with_experts,
     more=_gpt_oss,
 )
+
+
+def _qwen3_5_experts(config: Mapping[str, Any], source: str) -> dict[str, Any]:
+    name = "shared_expert_intermediate_size"
+    return {
+        **qwen3_5(config, source),
+        **_qwen3_experts(config, source),
+        "expert": {"d_shared": positive(config.get(name), name, 1 << 20, source)},
+        "normalised": True,
+    }
+
+
+_LFM2 = Family(**LFM2, build=functools.partial(hybrid, build=dense))
+_QWEN3_5 = Family(**QWEN3_5, build=functools.partial(hybrid, build=dense))
+_QWEN3_5_EXPERTS = _QWEN3_5._replace(
+    defaults=QWEN3_5_EXPERTS,
+    build=functools.partial(hybrid, build=with_experts),
+    more=_qwen3_5_experts,
+)
 _QWEN = {"use_sliding_window": False, "sliding_window": 4096, "max_window_layers": 28}
 _GEMMA_TRAITS = {
     "activation": "gelu_pytorch_tanh",
@@ -357,6 +392,11 @@ FAMILIES = {
     ),
     "GptOssForCausalLM": _GPT_OSS,
     "Gemma2ForCausalLM": _GEMMA2,
+    "Lfm2ForCausalLM": _LFM2,
+    "Qwen3_5ForCausalLM": _QWEN3_5,
+    "Qwen3_5ForConditionalGeneration": _QWEN3_5,
+    "Qwen3_5MoeForCausalLM": _QWEN3_5_EXPERTS,
+    "Qwen3_5MoeForConditionalGeneration": _QWEN3_5_EXPERTS,
     "Gemma3ForCausalLM": _GEMMA3,
     "Gemma3ForConditionalGeneration": _GEMMA3,  # its text_config
 }
@@ -377,6 +417,10 @@ are found."""
 _MODEL_TYPES: dict[str | None, str] = {
     **{name.removesuffix("ForCausalLM").lower(): name for name in FAMILIES},
     "qwen3_moe": "Qwen3MoeForCausalLM",
+    "qwen3_5": "Qwen3_5ForConditionalGeneration",
+    "qwen3_5_text": "Qwen3_5ForCausalLM",
+    "qwen3_5_moe": "Qwen3_5MoeForConditionalGeneration",
+    "qwen3_5_moe_text": "Qwen3_5MoeForCausalLM",
     "gemma3_text": "Gemma3ForCausalLM",
     "granitemoehybrid": "GraniteMoeHybridForCausalLM",
     "gpt_oss": "GptOssForCausalLM",
@@ -453,20 +497,6 @@ def sizes(get: Callable[[str], Any], spelling: Spelling, source: str) -> dict[st
     return found
 
 
-def positive(value: Any, name: str, largest: int, source: str) -> int:
-    """The value of a size.
-
-    Raises:
-        BadInput: it is missing, no positive integer, or above ``largest``.
-    """
-    if type(value) is int and 0 < value <= largest:
-        return value
-    got = "nothing" if value is None else f"{value!r:.40}"
-    raise BadInput(
-        f"{source}: expected a positive integer for {name!r}, at most {largest}, got {got}"
-    )
-
-
 def built(family: Family, source: str, **settings: Any) -> DecoderConfig:
     """Builds a decoder of a family.
 
@@ -521,8 +551,9 @@ def text_settings(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def _refuse_unsupported(name: str, config: Mapping[str, Any], source: str) -> None:
     family = FAMILIES[name]
-    slides = family.slides is not None and config.get("use_sliding_window", True)
-    kinds = {"full_attention"} | ({"sliding_attention"} if slides else set())
+    slides = family.slides is not None and bool(config.get("use_sliding_window", True))
+    recurrent = bool(family.recurrent)
+    kinds = ["full_attention", *["sliding_attention"] * slides, *[family.recurrent] * recurrent]
     activation = family.traits.get("activation", "silu")
     named = "hidden_act" if "hidden_activation" not in config else "hidden_activation"
     both_ways = config.get("use_bidirectional_attention")
@@ -540,10 +571,12 @@ def _refuse_unsupported(name: str, config: Mapping[str, Any], source: str) -> No
         ),
         "use_sliding_window": (config.get("use_sliding_window") and not slides, "false"),
         "layer_types": (
-            set(config.get("layer_types") or ()) - kinds,
-            "full_attention and sliding_attention" if slides else "full_attention only",
+            set(config.get("layer_types") or ()) - {*kinds},
+            " and ".join(kinds) if kinds[1:] else "full_attention only",
         ),
         "use_bidirectional_attention": (both_ways, "false"),
+        "conv_bias": (config.get("conv_bias"), "false"),
+        "attn_output_gate": (config.get("attn_output_gate") is False, "true"),
         **{key: (config.get(key), "null") for key in SOFT_CAPS if key not in family.defaults},
     }
     refuse(name, refused, lambda key: str(config.get(key)), source)

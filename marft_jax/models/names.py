@@ -40,8 +40,10 @@ def source_name(config: DecoderConfig, path: str, spelling: Spelling) -> str:
     """Name in another format of the tensor at ``path``."""
     *modules, leaf = path.split("/")
     suffix = "bias" if leaf == "bias" else "weight"
+    own = dict(config.spelling) if spelling == "hf" else {}
     if modules[0] != "layers":
-        return f"{getattr(_WHOLE[modules[0]], spelling)}.{suffix}"
+        name = getattr(_WHOLE[modules[0]], spelling)
+        return f"{own.get(name, name)}.{suffix}"
     layer = config.layers[int(modules[1])]
     if len(modules) == 3 and modules[2] in ("mixer", "mlp"):  # a parameter, not a module
         part = layer.mixer if modules[2] == "mixer" else layer.mlp
@@ -57,4 +59,5 @@ def source_name(config: DecoderConfig, path: str, spelling: Spelling) -> str:
         if len(modules) > 4:  # a piece of an expert
             expert, piece = modules[4], int(modules[5])
             names = names._replace(hf=names.pieces[piece].format(expert))
-    return f"{_LAYER[spelling]}.{modules[1]}.{getattr(names, spelling)}.{suffix}"
+    name = getattr(names, spelling)
+    return f"{_LAYER[spelling]}.{modules[1]}.{own.get(name, name)}.{suffix}"

@@ -76,6 +76,34 @@ class Layout(NamedTuple):
         return np.ascontiguousarray(whole.reshape(*whole.shape[:-2], -1))
 
 
+class ExpertRows(NamedTuple):
+    """Tensors of experts in one, ``[experts, out, in]``; an expert's pieces follow each other.
+
+    Attributes:
+        names: that our tensors have where each is by itself.
+        paths: of our tensors, expert by expert.
+    """
+
+    names: Sequence[str]
+    paths: Sequence[str]
+    pieces: int
+
+    @property
+    def each(self) -> list[Layout]:
+        """Layout of every expert."""
+        n = self.pieces
+        return [Layout(self.paths[i : i + n]) for i in range(0, len(self.paths), n)]
+
+    def shape(self, shapes: Shapes) -> tuple[int, ...]:
+        """Shape of the tensor in the checkpoint."""
+        return len(self.each), *self.each[0].shape(shapes)
+
+    def split(self, stored: Any, shapes: Shapes) -> Iterator[tuple[str, np.ndarray]]:
+        """Yields (our path, array), reading one expert at a time."""
+        for e, own in enumerate(self.each):
+            yield from own.split(stored[e : e + 1][0], shapes)
+
+
 class MXFP4(NamedTuple):
     """A tensor ``[experts, in, out]`` in MXFP4: blocks of 32 inputs with a power of 2 for each.
 
@@ -128,3 +156,16 @@ def layouts(config: DecoderConfig, paths: Iterable[str]) -> dict[str, Layout]:
                     own = [names.pop(f"{at}.{name}.{ours}") for name in each]
                     found[f"{at}.mlp.experts.{whole}{theirs}"] = Layout(own, n)
     return found | {name: Layout([path]) for name, path in names.items()}
+
+
+def expert_rows(config: DecoderConfig, paths: Iterable[str]) -> dict[str, ExpertRows]:
+    """Tensors of a checkpoint that has one for all experts of a matrix, by name."""
+    by_name, found = paths_by_name(config, paths, "hf"), dict[str, ExpertRows]()
+    for i, layer in enumerate(config.layers if config.files == "plain" else ()):
+        for name, matrix in layer.mlp.matrices().items():
+            known = layer.mlp.MATRICES[name]
+            each = [piece.format(e) for e in range(matrix.experts) for piece in known.pieces]
+            if names := [f"model.layers.{i}.{one}.weight" for one in each]:
+                own = ExpertRows(names, [by_name[one] for one in names], len(known.pieces))
+                found[f"model.layers.{i}.{known.parameter}"] = own
+    return found

@@ -13,15 +13,16 @@ from safetensors import safe_open
 from marft_jax.errors import BadInput
 from marft_jax.formats.foreign import read_settings, readable
 from marft_jax.models.decoder import DecoderConfig
-from marft_jax.models.weights.layout import MXFP4, layouts
+from marft_jax.models.weights.layout import MXFP4, ExpertRows, Layout, expert_rows, layouts
 
 LOGGER = logging.getLogger("marft_jax")
 
 Shapes = Mapping[str, tuple[int, ...]]
 
 _FLOATS = ("F32", "F16", "BF16")
-# of a model of text and images: the parts for images, and what precedes the names of those for text
-_IMAGES = re.compile(r"(model\.)?(vision_tower|audio_tower|multi_modal_projector)\.")
+# of a model of text and images: the parts for images, those that guess several tokens at once, and
+# what precedes the names of those for text
+_IMAGES = re.compile(r"(model\.)?(vision_tower|audio_tower|multi_modal_projector|visual)\.|mtp\.")
 _TEXT = re.compile(
     r"^(language_model\.model|model\.language_model)\.|^language_model\.(?=lm_head\.)"
 )
@@ -71,7 +72,9 @@ def read(
         BadInput: a file is not intact, or a tensor is missing, unexpected, of another shape or not
             of a floating-point type; or two tied ones differ.
     """
-    wanted, left_out = layouts(config, shapes), 0
+    wanted: dict[str, Layout | ExpertRows] = {**layouts(config, shapes)}
+    left_out = 0
+    of_experts = expert_rows(config, shapes)
     with_scales = {f"{name}_scales" for name in wanted}  # MXFP4's are read with their blocks
     tied = set[int]() if config.tie_embeddings else None
     for file in weight_files(directory):
@@ -87,6 +90,10 @@ def read(
                     tied.add(hash(tensors.get_tensor(name).tobytes()))
                     if ours == _VOCABULARY:
                         continue
+                if ours in of_experts and of_experts[ours].names[0] in wanted:
+                    for one in of_experts[ours].names:
+                        wanted.pop(one, None)
+                    wanted[ours] = of_experts[ours]
                 if ours not in wanted:
                     raise BadInput(f"{file}: unexpected or repeated tensor {name!r}")
                 layout, stored = wanted.pop(ours), tensors.get_slice(name)
