@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -129,6 +129,7 @@ def pack_turns(
     shards: int = 1,
     seed: Sequence[int] = (0,),
     share: bool = False,
+    recurrent: Container[str] = (),
     bases: Sequence[str] | None = None,
     d_models: Mapping[str, int] | None = None,
     prompts: bool = False,
@@ -140,6 +141,7 @@ def pack_turns(
         shards: the rows of a microbatch are a multiple of this.
         seed: decides which episodes are in one minibatch.
         share: sequences of a row share their prefixes.
+        recurrent: bases whose sequences share none: their layers keep one state for each sequence.
         bases: the base of each agent; by default all are on ``main``.
         d_models: width of each base, by default 2048; the rows of a narrow base are less wide.
         prompts: packs the prompts on their own too; decisions are actions.
@@ -160,8 +162,8 @@ def pack_turns(
 
     def pack(base: str, of_blocks: list[list[TokenSequence]]) -> _Packed:
         return _pack(
-            episodes, config, of_blocks, level=level, shards=shards, rng=rng, share=share,
-            d_model=(d_models or {}).get(base, 2048),
+            episodes, config, of_blocks, level=level, shards=shards, rng=rng,
+            share=share and base not in recurrent, d_model=(d_models or {}).get(base, 2048),
         )  # fmt: skip
 
     packed = {

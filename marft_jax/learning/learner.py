@@ -66,6 +66,7 @@ class Learner:
         self._packing = {
             "shards": mesh_lib.row_shards(mesh),
             "share": settings.algo.reuse,
+            "recurrent": [name for name, base in bases.items() if base.config.recurrent],
             "d_models": {name: base.config.d_model for name, base in bases.items()},
         }
         decoders = {name: (base.config, base.graphdef) for name, base in bases.items()}

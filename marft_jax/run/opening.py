@@ -112,6 +112,11 @@ def _open(
     for base in session.bases.values():
         adapted = lora.counts(base.config, config.lora.targets)
         news.append(f"matrices with adapters in {base.source}: {adapted}")
+        if base.config.recurrent:
+            news.append(
+                f"{base.source} has layers with a recurrent state: in the update packed sequences "
+                "share no prefixes, and a prompt is reused up to a multiple of 64 tokens"
+            )
     for line in [_greeting(session, state, where), *news]:
         reporter.event(line)
     threads = stack.enter_context(DaemonThreads())

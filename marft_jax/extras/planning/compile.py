@@ -119,7 +119,9 @@ def describe(
     model, graphdef, base = _base(config, model, mesh)
     slots = min(config.rollout.slots, processes.share(config.algo.episodes, topology.hosts))
     shape = engine.Shape(slots, config.rollout.chunk, work.context, work.action).on(here)
-    played = engine.programs(model, graphdef, here, shape, dtype, eos_ids=(0,), alpha=alpha)
+    played = engine.programs(
+        model, graphdef, here, shape, dtype, eos_ids=(0,), alpha=alpha, reuse=config.rollout.reuse
+    )
     settings = resolve(config, {MAIN: (config.model.base, model)})
     learned = programs_lib.programs(settings, {MAIN: (model, graphdef)}, team, algorithm, mesh)
     shards = mesh_lib.row_shards(mesh)
