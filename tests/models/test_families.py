@@ -20,7 +20,7 @@ from marft_jax.models.names import paths_by_name
 from marft_jax.models.rope import RopeScaling
 from marft_jax.models.weights import gguf as gguf_files
 from marft_jax.models.weights import load, safetensors
-from marft_jax.models.weights.layout import layouts
+from marft_jax.models.weights.layout import expert_rows, layouts
 
 BASE = dict(
     vocab_size=96,
@@ -140,7 +140,35 @@ VARIANTS = {
         dict(head_dim=32, rope_parameters=YARN | dict(
             attention_factor=0.9, beta_fast=4.0, truncate=False)),
     ),
+    "lfm2": (
+        "Lfm2",
+        dict(num_hidden_layers=3, layer_types=["conv", "full_attention", "conv"],
+             block_multiple_of=32, norm_eps=1e-5),
+    ),
+    "lfm2_untied": (
+        "Lfm2",
+        dict(num_hidden_layers=2, layer_types=["conv", "full_attention"], conv_L_cache=5,
+             tie_word_embeddings=False, block_auto_adjust_ff_dim=False,
+             rope_parameters=dict(rope_theta=1e4, rope_type="default")),
+    ),
+    "qwen3_5": (
+        "Qwen3_5",
+        dict(head_dim=32, num_hidden_layers=4, linear_num_key_heads=2, linear_num_value_heads=4,
+             linear_key_head_dim=16, linear_value_head_dim=24),
+    ),
+    "qwen3_5_experts": (
+        "Qwen3_5Moe",
+        dict(head_dim=32, linear_num_key_heads=2, linear_num_value_heads=2, num_experts=8,
+             linear_key_head_dim=16, linear_value_head_dim=16, num_experts_per_tok=2,
+             moe_intermediate_size=32, shared_expert_intermediate_size=48,
+             layer_types=["linear_attention", "full_attention"]),
+    ),
 }  # fmt: skip
+
+
+OF_TEXT = ("Gemma3", "Qwen3_5", "Qwen3_5Moe")
+LESS_1 = ("Gemma2", *OF_TEXT)
+"""Families whose scales of norms are stored less 1."""
 
 
 def reference(variant: str):
@@ -149,7 +177,7 @@ def reference(variant: str):
     import transformers
 
     family, settings = VARIANTS[variant]
-    kind = getattr(transformers, f"{family}{'Text' if family == 'Gemma3' else ''}Config")
+    kind = getattr(transformers, f"{family}{'Text' if family in OF_TEXT else ''}Config")
     config = kind(**{**BASE, **settings})
     model = getattr(transformers, f"{family}ForCausalLM")(config).float().eval()
     with torch.no_grad():
@@ -161,7 +189,8 @@ def reference(variant: str):
 def drawn(name: str, shape: tuple[int, ...], family: str) -> np.ndarray:
     """The random tensor of this name."""
     noise = np.random.default_rng(zlib.crc32(name.encode())).normal(size=shape)
-    offset = "norm" in name and family not in ("Gemma2", "Gemma3")  # scales stored less 1
+    stored_less_1 = family in LESS_1 and "linear_attn" not in name
+    offset = "norm" in name and not stored_less_1
     return (noise * (0.5 if len(shape) == 1 else 0.15) + offset).astype(np.float32)
 
 
@@ -227,8 +256,11 @@ def test_logits_are_those_that_transformers_once_computed(variant, tmp_path):
     config = families.read_config(known["config"], "config.json")
     _, abstract = load.abstract_decoder(config, jnp.float32)
     shapes, family = load.shapes_of(abstract), VARIANTS[variant][0]
-    tensors = {}
-    for name, layout in layouts(config, shapes).items():
+    whole, tensors = expert_rows(config, shapes), {}  # as transformers names its parameters
+    single = {name for layout in whole.values() for name in layout.names}
+    for name, layout in (layouts(config, shapes) | whole).items():
+        if name in single:
+            continue
         tensors[name] = drawn(name, layout.shape(shapes), family)
     save_file(tensors, tmp_path / "model.safetensors")
     ours = our_logits(

@@ -1,0 +1,353 @@
+"""Layers with a recurrent state: LFM2's short convolution and Qwen3.5's gated delta net."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import small
+from safetensors.numpy import load_file, save_file
+
+from marft_jax.config import Model
+from marft_jax.interop import huggingface, peft
+from marft_jax.learning import batch as batch_lib
+from marft_jax.models import decoder, families, lora
+from marft_jax.models.ops import delta
+from marft_jax.models.weights.load import load_base
+from marft_jax.sampling.protocol import Request
+from marft_jax.types import MAIN, Sampling
+
+BASE: dict[str, Any] = dict(
+    vocab_size=264, hidden_size=32, intermediate_size=64, num_hidden_layers=3,
+    num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=512,
+)  # fmt: skip
+LFM2 = BASE | dict(
+    architectures=["Lfm2ForCausalLM"], model_type="lfm2", block_auto_adjust_ff_dim=False,
+    layer_types=["conv", "full_attention", "conv"], tie_word_embeddings=False,
+)  # fmt: skip
+QWEN = BASE | dict(
+    head_dim=16, linear_num_key_heads=2, linear_num_value_heads=4, linear_key_head_dim=8,
+    linear_value_head_dim=8, num_hidden_layers=2,
+    layer_types=["linear_attention", "full_attention"],
+)  # fmt: skip
+QWEN3_5 = QWEN | dict(architectures=["Qwen3_5ForCausalLM"], model_type="qwen3_5_text")
+EXPERTS = QWEN | dict(
+    architectures=["Qwen3_5MoeForCausalLM"], model_type="qwen3_5_moe_text", num_experts=8,
+    num_experts_per_tok=2, moe_intermediate_size=32, shared_expert_intermediate_size=48,
+)  # fmt: skip
+SETTINGS = {"lfm2": LFM2, "qwen3_5": QWEN3_5, "experts": EXPERTS}
+CONFIGS = {name: families.read_config(own, "config.json") for name, own in SETTINGS.items()}
+CONFIGS["mixed"] = dataclasses.replace(
+    CONFIGS["experts"], layers=(CONFIGS["lfm2"].layers[0], *CONFIGS["experts"].layers)
+)
+"""Every recurrent mixer in one model."""
+TARGETS = {
+    "lfm2": ("q", "gate", "conv_in_proj", "conv_out_proj"),
+    "qwen3_5": ("q", "gate", "in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a", "out_proj"),
+    "mixed": ("v", "conv_in_proj", "in_proj_qkv", "in_proj_a", "out_proj", "shared_up"),
+    "experts": ("v", "in_proj_qkv", "out_proj", "shared_gate", "shared_down", "experts"),
+}
+
+
+def base(name: str, mesh: tuple[int, int, int] = (1, 1, 1)):
+    config = CONFIGS[name]
+    return small.base_on(small.mesh_of(*mesh), config.n_layers, config=config)
+
+
+def published(name: str, folder: Path) -> small.BaseModel:
+    """The model, whose config.json and tokenizer lie in this folder."""
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(SETTINGS[name]))
+    huggingface.save_tokenizer(small.ByteTokenizer(), folder, None)
+    return base(name)._replace(source=str(folder))
+
+
+@functools.cache
+def adapters(name: str, n: int = 3) -> lora.Adapters:
+    """Adapters of every matrix of the mixers, whose B is not zero."""
+    targets, config = TARGETS[name], CONFIGS[name]
+    fresh = lora.init(jax.random.key(0), config, adapters=range(n), rank=3, targets=targets)
+    rng = np.random.default_rng(2)
+    return {
+        matrix: {"a": ab["a"], "b": jnp.asarray(0.3 * rng.normal(size=ab["b"].shape), jnp.float32)}
+        for matrix, ab in fresh.items()
+    }
+
+
+@functools.cache
+def forward(name: str):
+    """(embeddings, tree, tokens, ends, owners) to logits; ``ends`` of each token's sequence."""
+    model = base(name)
+
+    @jax.jit
+    def run(table, tree, tokens, until, owners):
+        begins = jnp.pad(until[:, 1:] != until[:, :-1], ((0, 0), (1, 0)), constant_values=True)
+        at = jnp.arange(tokens.shape[1])[None]
+        positions = at - jax.lax.cummax(jnp.where(begins, at, 0), axis=1)
+        fused = lora.fuse(tree, small.ALPHA, jnp.float32)
+        params = jax.tree.map(lambda x: x, model.params)
+        params["embed"]["embedding"] = params["embed"]["embedding"].replace(table)
+        mask = lora.owner_mask(owners, fused)
+        hidden, _ = decoder.forward(model.graphdef, params, tokens, positions, until, fused, mask)
+        return decoder.project(model.graphdef, params, hidden)
+
+    return run, model.params["embed"]["embedding"][...]
+
+
+def logits(name: str, tokens, ends, owners) -> np.ndarray:
+    run, table = forward(name)
+    return np.asarray(run(table, adapters(name), *map(jnp.asarray, (tokens, ends, owners))))
+
+
+def delta_inputs(t: int, seed: int = 0) -> delta.Writes:
+    rng = np.random.default_rng(seed)
+    q, k = rng.normal(size=(2, 2, 3, t, 8))
+    k /= np.linalg.norm(k, axis=-1, keepdims=True)
+    decay, beta = -rng.exponential(size=(2, 3, t)), rng.uniform(size=(2, 3, t))
+    inputs = q, k, rng.normal(size=(2, 3, t, 12)), decay, beta
+    return delta.Writes(*(jnp.asarray(x, jnp.float32) for x in inputs))
+
+
+def one_by_one(tokens: delta.Writes, state, begins_BT):
+    """The recurrent form, token by token; a sequence begins with a state of zeros."""
+
+    def step(state, each):
+        token, begins = each
+        state = jnp.where(begins[:, None, None, None], 0, state)
+        out, state = delta.recurrent(token, state)
+        return state, out
+
+    in_front = jax.tree.map(lambda x: jnp.moveaxis(x, 2, 0), tokens)
+    state, out = jax.lax.scan(step, state, (in_front, jnp.asarray(begins_BT).T))
+    return jnp.moveaxis(out, 0, 2), state
+
+
+@pytest.mark.parametrize("ends", [[(150,)] * 2, [(20, 70, 71, 150), (64, 128, 150)]], ids=str)
+def test_chunks_are_the_recurrence_in_values_and_gradients(ends):
+    """Also from a given state, and with sequences that begin within chunks and at their borders."""
+    tokens, (t, one) = delta_inputs(150), (150, len(ends[0]) == 1)
+    state = jnp.asarray(np.random.default_rng(1).normal(size=(2, 3, 8, 12)), jnp.float32) * one
+    begins, until = np.zeros((2, t), bool), np.zeros((2, t), int)
+    for row, own in enumerate(ends):
+        for start, end in zip((0, *own), own, strict=False):
+            begins[row, start], until[row, start:end] = not one, end - 1
+
+    def weighed(run):
+        weights = jnp.cos(jnp.arange(2 * 3 * t * 12.0)).reshape(2, 3, t, 12)
+
+        def loss(tokens, state):
+            out, state = run(tokens, state)
+            return (out * weights).sum() + jnp.square(state).sum(), (out, state)
+
+        return jax.jit(jax.value_and_grad(loss, (0, 1), has_aux=True))(tokens, state)
+
+    chunks = weighed(lambda x, s: delta.chunked(x, s if one else None, jnp.asarray(until))[:2])
+    expected = weighed(lambda x, s: one_by_one(x, s, begins))
+    chex.assert_trees_all_close(chunks, expected, rtol=2e-4, atol=2e-4)
+
+
+def test_chunks_stay_exact_where_all_keys_are_alike():
+    """The inverse of a triangle of ones: what cancels must not be larger than the result."""
+    tokens = delta_inputs(128)
+    alike = jnp.broadcast_to(jnp.eye(8)[0], tokens.k.shape)
+    tokens = tokens._replace(k=alike, beta=0.999 + 0 * tokens.beta, log_decay=0 * tokens.beta)
+    state = jnp.ones((2, 3, 8, 12))
+    found = jax.jit(delta.chunked)(tokens, state, jnp.full((2, 128), 127))[:2]
+    expected = one_by_one(tokens, state, np.zeros((2, 128), bool))
+    chex.assert_trees_all_close(found, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_sequences_of_a_row_are_computed_as_if_each_were_alone(name="mixed"):
+    """Their values, and by gradient: no token has one from another sequence of its row."""
+    rng, lengths = np.random.default_rng(3), (5, 70, 2, 13)
+    tokens = rng.permutation(np.arange(96))[None, : sum(lengths)]  # each its own embedding
+    stops = np.cumsum(lengths)
+    ends, owners = np.repeat(stops - 1, lengths)[None], np.repeat([0, 1, 2, 0], lengths)[None]
+    together = logits(name, tokens, ends, owners)
+    for first, end in zip(stops - lengths, stops, strict=True):
+        alone = np.zeros_like(tokens)
+        alone[0, : end - first] = tokens[0, first:end]
+        until = np.where(np.arange(tokens.shape[1]) < end - first, end - first - 1, ends[0, -1])
+        own = np.broadcast_to(owners[:, first : first + 1], tokens.shape)
+        expected = logits(name, alone, until[None], own)[0, : end - first]
+        np.testing.assert_allclose(together[0, first:end], expected, atol=3e-4)
+    run, table = forward(name)
+    rest = adapters(name), *map(jnp.asarray, (tokens, ends, owners))
+
+    def of_second(table):
+        return jnp.square(run(table, *rest)[0, stops[0] : stops[1]] @ jnp.ones(264)).sum()
+
+    gradient = np.abs(np.asarray(jax.grad(of_second)(table))).max(-1)
+    mine = tokens[0, stops[0] : stops[1]]
+    assert (gradient[mine] > 0).all()
+    assert gradient[np.setdiff1d(np.arange(264), mine)].max() == 0
+
+
+@pytest.fixture(scope="module")
+def engine():
+    """Four slots on the model with every recurrent mixer."""
+    model = base("mixed")
+    made = small.Engine(
+        model.config, model.graphdef, model.params, small.one_device(),
+        small.Shape(4, 4, 192, 16), eos_ids=tuple(range(0, 264, 12)), seed=0, alpha=small.ALPHA,
+        decode=small.ByteTokenizer().decode,
+    )  # fmt: skip
+    made.load({MAIN: adapters("mixed")}, 0)
+    return made
+
+
+def sampled(engine: small.Engine, prompts: Sequence[np.ndarray], first: int = 0):
+    """Answers, whose log-probs are checked to be those of whole rows; and the copied tokens."""
+    before, count = small.copied(engine), len(prompts)
+    owners = [i % 3 for i in range(count)]
+    asked = [
+        Request(p, n, Sampling(9), (0, first + i, 0))
+        for i, (p, n) in enumerate(zip(prompts, owners, strict=True))
+    ]
+    done = small.answers(engine, asked)
+    rows, ends = np.zeros((2, 6, 192), int)
+    for row, until, prompt, answer in zip(rows, ends, prompts, done, strict=False):
+        whole = np.concatenate([prompt, answer.ids])
+        row[: len(whole)] = whole
+        until[:] = np.maximum(len(whole) - 1, np.arange(192))
+    owners_BT = np.asarray(owners + [0] * (6 - count))[:, None] + 0 * rows
+    scored = np.asarray(jax.nn.log_softmax(logits("mixed", rows, ends, owners_BT)))
+    for own, prompt, answer in zip(scored, prompts, done, strict=False):
+        at = len(prompt) - 1 + np.arange(len(answer.ids))
+        np.testing.assert_allclose(answer.logprobs, own[at, answer.ids], atol=2e-5)
+    return done, small.copied(engine) - before
+
+
+@pytest.mark.slow
+def test_the_engine_samples_from_what_the_update_computes(engine):
+    """With prompts of all lengths side by side, and slots that others have used before."""
+    rng = np.random.default_rng(5)
+    sampled(engine, [rng.integers(0, 256, n).astype(np.int32) for n in (65, 90, 1, 2, 66, 30)])
+
+
+@pytest.mark.slow
+def test_prompts_start_from_the_state_that_another_left(engine):
+    """From the beginning of its prompt's last chunk, and from its end; never from between."""
+    engine.load({MAIN: adapters("mixed")}, 0)
+    rng = np.random.default_rng(7)
+    first = rng.integers(0, 256, 150).astype(np.int32)
+    other = np.concatenate([first[:140], rng.integers(0, 256, 9)]).astype(np.int32)
+    assert sampled(engine, [first])[1] == 0
+    assert sampled(engine, [other], 1)[1] == 128
+    [answer], copied = sampled(engine, [first], 2)
+    assert copied == 128
+    assert sampled(engine, [first[:100]], 3)[1] == 0
+    longer = np.concatenate([first, answer.ids, first[:20]])
+    assert sampled(engine, [longer], 4)[1] == len(first) + len(answer.ids) - 1
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_exports_compute_what_we_compute(name, tmp_path):
+    """A merged model that is loaded again; and with torch, transformers' model and peft's."""
+    model = published(name, tmp_path / "source")
+    factors = jax.tree.map(lambda x: np.asarray(x[1]), adapters(name))
+    tokens = np.random.default_rng(6).integers(0, 256, (2, 20))
+    ends, owners = np.full_like(tokens, 19), np.ones_like(tokens)
+    ours = logits(name, tokens, ends, owners)
+    huggingface.write_model(tmp_path / "merged", model, factors, small.ALPHA / 3, {})
+    merged = load_base(Model(base=str(tmp_path / "merged")), lambda _, x: jnp.asarray(x))
+    assert merged.config == CONFIGS[name]
+    positions = jnp.broadcast_to(jnp.arange(20), tokens.shape)
+    hidden, _ = decoder.forward(merged.graphdef, merged.params, tokens, positions, ends)
+    found = decoder.project(merged.graphdef, merged.params, hidden)
+    np.testing.assert_allclose(found, ours, atol=1e-4)
+    peft.write(
+        tmp_path / "agent", factors, small.ALPHA, "base", "model", model.config.layers_with,
+        dict(model.config.spelling),
+    )  # fmt: skip
+    again = peft.read(tmp_path / "agent").matrices
+    count = {target: len(pair["a"]) for target, pair in factors.items()}
+    assert {(t, i) for t in count for i in model.config.layers_with(t)} == set(again)
+    huggingface.write_model(tmp_path / "base", model, {}, 1.0, {})
+    torch, transformers = map(pytest.importorskip, ("torch", "transformers"))
+    for adapter in (None, tmp_path / "agent"):
+        where = tmp_path / ("base" if adapter else "merged")
+        theirs = transformers.AutoModelForCausalLM.from_pretrained(where, dtype=torch.float32)
+        if adapter:
+            theirs = pytest.importorskip("peft").PeftModel.from_pretrained(theirs, adapter)
+        with torch.no_grad():
+            found = theirs.eval()(torch.tensor(tokens)).logits.numpy()
+        np.testing.assert_allclose(found, ours, atol=2e-4)
+
+
+def gradients(mesh: tuple[int, int, int]) -> lora.Adapters:
+    """Of the adapters, in rows with two sequences of unlike owners and with padding."""
+    model = base("mixed", mesh)
+    tokens = jnp.asarray(np.random.default_rng(4).integers(0, 256, (4, 100)))
+    stops = np.asarray([[30, 100], [70, 90], [1, 2], [64, 80]])
+    at = np.arange(100)[None]
+    until, owners = at + 0 * stops[:, :1], np.full((4, 100), -1)
+    for row, (first, last) in enumerate(stops):
+        until[row, :first], until[row, first:last] = first - 1, last - 1
+        owners[row, :first], owners[row, first:last] = 0, 2
+    positions = jnp.asarray(np.where(at < stops[:, :1], at, at - stops[:, :1]))
+
+    @jax.jit
+    def run(params, tree):
+        def loss(tree):
+            fused = lora.fuse(tree, small.ALPHA, jnp.float32)
+            mask = lora.owner_mask(jnp.asarray(owners), fused)
+            rows = tokens, positions, jnp.asarray(until)
+            hidden, _ = decoder.forward(model.graphdef, params, *rows, fused, mask)
+            return jnp.where((owners >= 0)[..., None], jnp.square(hidden), 0).mean()
+
+        return jax.grad(loss)(tree)
+
+    where = small.mesh_of(*mesh)
+    return jax.device_get(small.mesh.with_mesh(where, run)(model.params, adapters("mixed")))
+
+
+@pytest.mark.slow
+def test_gradients_of_each_owner_are_the_same_on_one_device_and_on_four():
+    one, four = gradients((1, 1, 1)), gradients((2, 1, 2))
+    chex.assert_trees_all_close(four, one, rtol=2e-4, atol=2e-5)
+    for name, pair in one.items():
+        each = np.abs(pair["a"]).reshape(3, -1).max(1)
+        assert each[0] > 0 and each[2] > 0 and each[1] == 0, name  # who is absent learns nothing
+
+
+def test_sequences_of_such_a_base_share_no_prefix_in_the_update():
+    episodes = small.random_episodes(4, group=2)
+    episodes = [e._replace(turns=episodes[0].turns) for e in episodes]
+    algo = small.config().algo
+
+    def shared(**how: Any) -> int:
+        return batch_lib.build(
+            episodes, small.paid(episodes), (0, 1), algo, "action", share=True, **how
+        ).prefix_shared
+
+    assert shared() > 0 and shared(recurrent=[MAIN]) == 0
+
+
+def test_files_with_all_experts_in_one_tensor_are_read_alike(tmp_path):
+    """As published: also beside parts for images, and for guesses of several tokens."""
+    model = published("experts", tmp_path / "source")
+    huggingface.write_model(tmp_path / "base", model, {}, 1.0, {})
+    tensors = load_file(tmp_path / "base" / "model.safetensors")
+    for i in range(2):
+        at = f"model.layers.{i}.mlp.experts"
+        gate, up, down = (
+            np.stack([tensors.pop(f"{at}.{e}.{n}_proj.weight") for e in range(8)])
+            for n in ("gate", "up", "down")
+        )
+        tensors[f"{at}.gate_up_proj"] = np.concatenate([gate, up], axis=1)
+        tensors[f"{at}.down_proj"] = down
+    whole = {x.replace("model.", "model.language_model.", 1): y for x, y in tensors.items()}
+    others = {name: np.ones(2, np.float32) for name in ("model.visual.x", "mtp.fc.weight")}
+    save_file(whole | others, tmp_path / "base" / "model.safetensors")
+    loaded = load_base(Model(base=str(tmp_path / "base")), lambda _, x: jnp.asarray(x))
+    chex.assert_trees_all_equal(jax.tree.leaves(loaded.params), jax.tree.leaves(model.params))
