@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -19,8 +20,9 @@ from marft_jax.learning.settings import Appo
 from marft_jax.rollout import recorded
 from marft_jax.rollout.collect import collect
 from marft_jax.rollout.rollout import Rollout
+from marft_jax.rollout.source import Job
 from marft_jax.rollout.tools_down import ToolWatch, find_down
-from marft_jax.run import metrics, transcripts
+from marft_jax.run import metrics, training, transcripts
 from marft_jax.team.profiles import Profile
 from marft_jax.team.team_files import Blueprint
 from marft_jax.team.workflows import find_workflow
@@ -162,6 +164,24 @@ def test_a_tool_that_stays_down_is_named_and_ends_the_run(caplog):
     assert counts == [f"step {n} of 3 in a row)" for n in (1, 2, 1, 2)]
     with pytest.raises(RunFailed, match="tool down was down for 3 steps in a row: .*; start again"):
         watch.look(6, bad)
+
+
+def test_the_steps_of_a_run_are_watched(monkeypatch):
+    player = Player(lambda task: [call()] if task % 4 else [])
+    monkeypatch.setattr(training, "make_rollout", lambda *_, **__: player)
+    session = SimpleNamespace(team=small.team(), sampler=None, copy_adapters=None)
+    run = SimpleNamespace(
+        config=small.config(algo=Appo(episodes=8, group_size=2)),
+        session=session,
+        curriculum=SimpleNamespace(source=lambda level: None),
+        threads=None,
+        pipeline=None,
+    )
+    play = training.rollout_source(run).play
+    for step in range(2):
+        assert play(Job(step, step, {}, 0), lambda: False).failed == 6
+    with pytest.raises(RunFailed, match="tool down was down for 3 steps in a row"):
+        play(Job(2, 2, {}, 0), lambda: False)
 
 
 def test_a_failure_of_a_real_tool_is_answered_and_makes_its_episode_lost():

@@ -27,6 +27,7 @@ MEANINGS = {
     "agent/*/tokens": "tokens per action",
     "agent/*/truncated": "share of actions that reached their limit of tokens",
     "agent/*/grad_norm": "gradient norm",
+    "tool/*/calls": "calls of a tool in a step",
     "episode/rewritten": "calls per episode in which a program rewrote its agent's earlier text",
     "agent/*/loss": "loss on demonstrations",
     "critic/loss": "loss of the critic",
@@ -100,7 +101,8 @@ def _kind(name: str) -> tuple[str, str]:
     """Splits ``agent/planner/tokens`` into ``agent/*/tokens`` and ``planner``."""
     first, _, rest = name.partition("/")
     label, _, last = rest.rpartition("/")
-    return (f"{first}/*/{last}", label) if first in ("agent", "eval") and label else (name, "")
+    is_of_one = first in ("agent", "eval", "tool") and label
+    return (f"{first}/*/{last}", label) if is_of_one else (name, "")
 
 
 def _thinned(

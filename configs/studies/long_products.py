@@ -1,0 +1,41 @@
+"""Products of two numbers of two digits, for an agent with a calculator: ``46*83=?`` is 3818.
+
+A tiny model cannot compute them in one turn. With a tool it can: ``calculator.yaml``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import Any
+
+from marft_jax.envs.arithmetic import grade
+from marft_jax.envs.base import Member, QuestionEnv, Split, Task, held_out
+
+_QUESTIONS = [f"{a}*{b}=?" for a in range(11, 100) for b in range(11, 100)]
+_QUESTIONS.sort(key=lambda question: hashlib.sha256(question.encode()).hexdigest()[16:])
+_HELD_OUT = [question for question in _QUESTIONS if held_out(question, 0.1)]
+_TRAIN = [question for question in _QUESTIONS if question not in _HELD_OUT]
+
+
+class LongProducts(QuestionEnv):
+    """7,921 products, a tenth of them for evaluation only."""
+
+    def __init__(self, split: Split = "train") -> None:
+        questions = _TRAIN if split == "train" else _HELD_OUT
+        super().__init__(lambda seed: _task(questions[seed % len(questions)]), grade)
+
+    def demonstrate(self, agents: Sequence[Member]) -> list[dict[str, Any]]:
+        """A call of the calculator and its answer, by an agent with tools; else the answer."""
+        [solver] = agents
+        answer = {"agent": solver.name, "text": str(self._task.answer)}
+        if not getattr(solver, "tools", None):
+            return [answer]
+        expression = self._task.question.removesuffix("=?")
+        call = f"```call calculator\n{expression}\n```"
+        return [{"agent": solver.name, "text": call, "tool": True}, answer]
+
+
+def _task(question: str) -> Task:
+    a, b = question.removesuffix("=?").split("*")
+    return Task(question, str(int(a) * int(b)))
