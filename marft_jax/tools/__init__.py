@@ -3,7 +3,6 @@
 from marft_jax.tools.calls import ToolCall, check_form, find_calls, for_model, with_ids
 from marft_jax.tools.tool import Options, Source, Tool, ToolError, function_source, parse_options
 from marft_jax.tools.toolbox import (
-    Entry,
     EpisodeTools,
     Toolbox,
     check_entry,
@@ -13,7 +12,6 @@ from marft_jax.tools.toolbox import (
 )
 
 __all__ = [
-    "Entry",
     "EpisodeTools",
     "Options",
     "Source",
