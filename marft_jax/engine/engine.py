@@ -17,6 +17,7 @@ from jax.sharding import Mesh
 
 from marft_jax import random_keys
 from marft_jax.engine.compiled import Prompts, Shape, empty_prompts, programs
+from marft_jax.engine.constraints import Constraint, one_of
 from marft_jax.engine.kv_cache import Slots
 from marft_jax.engine.schedule import Entry, Group, Schedule
 from marft_jax.models import decoder, lora
@@ -24,8 +25,6 @@ from marft_jax.parallel import mesh as mesh_lib
 from marft_jax.sampling.protocol import Capabilities, Completion, Request
 from marft_jax.sampling.stops import stopped_at
 from marft_jax.types import MAIN
-
-_Choices = tuple[tuple[int, ...], ...]
 
 
 class Engine:
@@ -41,6 +40,7 @@ class Engine:
         decode: turns ids into the text in which stop texts are searched.
         name: the name of its base, whose adapters it samples with.
         reuse: copy the beginning of a prompt from a slot on the same devices that holds it.
+        forms: makes the constraint of a ``Request.form``.
 
     Attributes:
         partial: ids so far of each unfinished request after the last step, by ticket.
@@ -60,6 +60,7 @@ class Engine:
         decode: Callable[[list[int]], str],
         name: str = MAIN,
         reuse: bool = True,
+        forms: Callable[[str], Constraint] | None = None,
     ):
         self._shape, self._name = shape.on(mesh), name
         self._mesh, self._base, self._eos_ids = mesh, base, tuple(eos_ids)
@@ -76,6 +77,7 @@ class Engine:
         self._schedule = Schedule(self._shape, mesh, reuse, config.recurrent)
         self._reuse, self._recurrent = reuse, config.recurrent
         self._vocabulary = config.vocab_size
+        self._forms, self._constraints = forms, dict[int, Constraint | None]()  # by slot
         self._active = dict[int, Entry]()  # requests that are being sampled, by slot
         self._lengths = np.zeros(self._shape.slots, np.int64)
         self.partial: dict[int, np.ndarray] = {}
@@ -146,34 +148,43 @@ class Engine:
 
     def _allowed(self) -> jax.Array | None:
         """Tokens that may come next in each slot; None where any token may in all slots."""
-        choices: list[_Choices] = [()] * self._shape.slots
-        for slot, entry in self._active.items():
-            choices[slot] = entry.request.choices
-        if not any(choices):
+        slots = range(self._shape.slots)
+        own = [self._constraints[slot] if slot in self._active else None for slot in slots]
+        if not any(own):
             return None
         s = self._slots
         assert s is not None
         count, ids = map(np.asarray, jax.device_get((s.count_S, s.ids_SA)))
         begun = [ids[slot, : count[slot]].tolist() for slot in range(self._shape.slots)]
-        return self._mask(choices, begun)
+        return self._mask(own, begun)
 
-    def _mask(self, choices: Sequence[_Choices], begun: Sequence[list[int]]) -> jax.Array:
-        """Tokens that continue what each row has begun towards one of its choices."""
-        mask = np.ones((len(choices), self._vocabulary), bool)
-        for row, (own, ids) in enumerate(zip(choices, begun, strict=True)):
-            n = len(ids)
-            left = {c[n] for c in own if len(c) > n and list(c[:n]) == ids}
-            if left:  # none once it is finished
-                mask[row] = np.isin(np.arange(self._vocabulary), list(left))
+    def _constraint(self, request: Request) -> Constraint | None:
+        """Makes the constraint of an action, if it has one."""
+        if request.choices:
+            return one_of(request.choices, self._vocabulary)
+        if not request.form:
+            return None
+        assert self._forms is not None
+        return self._forms(request.form)
+
+    def _mask(
+        self, constraints: Sequence[Constraint | None], begun: Sequence[list[int]]
+    ) -> jax.Array:
+        """Tokens that may continue what each row has begun."""
+        mask = np.ones((len(constraints), self._vocabulary), bool)
+        for row, (own, ids) in enumerate(zip(constraints, begun, strict=True)):
+            if own is not None and (allowed := own(ids)) is not None:
+                mask[row] = allowed
         return jax.device_put(mask, mesh_lib.rows(self._mesh))
 
     def _begin(self, group: Group) -> None:
         """Prefills the requests of a group."""
-        choices: list[_Choices] = [()] * group.rows
+        own: list[Constraint | None] = [None] * group.rows
         for entry in group.entries:
             self._active[entry.slot] = entry
             self._lengths[entry.slot] = len(entry.request.prompt)
-            choices[entry.row] = entry.request.choices
+            own[entry.row] = self._constraint(entry.request)
+            self._constraints[entry.slot] = own[entry.row]
         prompts = self._prompts(group)
         self._slots = self._prefill(
             base=self._base,
@@ -181,7 +192,7 @@ class Engine:
             slots=self._slots,
             prompts=jax.device_put(prompts, mesh_lib.rows(self._mesh)),
             read=group.shape.read,
-            allowed_BV=self._mask(choices, [[]] * group.rows) if any(choices) else None,
+            allowed_BV=self._mask(own, [[]] * group.rows) if any(own) else None,
         )
 
     def _prompts(self, group: Group) -> Prompts:

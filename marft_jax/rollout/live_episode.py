@@ -205,7 +205,9 @@ class LiveEpisode:
                 named = number if act.number is None else act.number
                 key = self._key._replace(act=named, call=len(turns))
                 owner, base = self._team.owners[act.agent], self._team.bases[act.agent]
-                completion = yield Request(act.prompt, owner, act.sampling, key, act.choices, base)
+                completion = yield Request(
+                    act.prompt, owner, act.sampling, key, act.choices, base, act.form
+                )
                 turn = self._turn(act, completion)
             turns.append(turn)
             is_last = self._asked >= self._spec.max_turns

@@ -32,6 +32,7 @@ from marft_jax.models.lora import Adapters, check_targets
 from marft_jax.models.weights.load import BaseModel, copy_base, load_base
 from marft_jax.parallel import mesh as mesh_lib
 from marft_jax.parallel import processes
+from marft_jax.plugins import load_extra
 from marft_jax.random_keys import Stream
 from marft_jax.rollout.rollout import Rollout
 from marft_jax.run.checkpoints import Checkpoints
@@ -184,6 +185,9 @@ def _open_engine(
         decode=base.tokenizer.decode,
         name=name,
         reuse=config.rollout.reuse,
+        forms=lambda form: load_extra("form.constraint")(
+            base.tokenizer, base.config.vocab_size, form
+        ),
     )
 
 

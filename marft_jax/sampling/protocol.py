@@ -38,6 +38,7 @@ class Request(NamedTuple):
         choices: the only actions that may be drawn, each as its ids with the end-of-turn token;
             empty for any action.
         base: name of the base that samples it.
+        form: JSON schema that the text follows, as text; "" for any text.
     """
 
     prompt: np.ndarray
@@ -46,6 +47,7 @@ class Request(NamedTuple):
     key: tuple[int, ...]
     choices: tuple[tuple[int, ...], ...] = ()
     base: str = MAIN
+    form: str = ""
 
 
 class Completion(NamedTuple):
@@ -76,7 +78,7 @@ class Capabilities(NamedTuple):
         at_once: number of requests that it samples together; more of them wait.
         programs: the most programs that it may compile for them; 0 where it compiles none.
         repeats: equal requests to equal adapters get equal completions, whatever runs beside them.
-        masks_choices: it draws only among ``Request.choices``.
+        masks_choices: it draws only among ``Request.choices``, and what ``Request.form`` accepts.
         reports_filtered_mass: it reports ``Completion.filtered_mass``.
         streams: ``Sampler.partial`` holds the tokens of unfinished requests.
     """

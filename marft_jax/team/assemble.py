@@ -9,6 +9,7 @@ from typing import Any, Literal
 from marft_jax import config
 from marft_jax.errors import BadInput
 from marft_jax.models.tokenizers.tokenizer import Tokenizer
+from marft_jax.plugins import load_extra
 from marft_jax.team.dag import check_graph
 from marft_jax.team.orchestrator import default_prompt
 from marft_jax.team.profiles import Profile, last_answering
@@ -72,6 +73,9 @@ def make_team(
         teachers=blueprint.teachers,
         tools=_tools(profiles, settings.context == "shared" or workflow == "program"),
     )
+    for profile in profiles:
+        if profile.format is not None:
+            _check_format(profile)
     for tokenizer, box in zip(team.tokenizers, team.tools, strict=False):
         if box.sources:
             check_form(tokenizer)
@@ -119,6 +123,16 @@ _PARTS: dict[str, Callable[[Team, Blueprint], dict[str, Any]]] = {
     "solo": _solo,
 }
 """Checks of workflows with further keys; each returns fields of the team."""
+
+
+def _check_format(profile: Profile) -> None:
+    """Checks the JSON schema that an agent's texts follow."""
+    where = f"{_SOURCE}: agent {profile.name!r}: format"
+    if profile.tools:
+        raise BadInput(
+            f"{where}: expected no tools, whose calls do not follow it; drop one of them"
+        )
+    load_extra("form.check")(profile.form, where)
 
 
 def _tools(profiles: tuple[Profile, ...], refused: bool) -> tuple[Toolbox, ...]:

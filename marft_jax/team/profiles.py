@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Sequence
 from typing import Annotated, Any, get_type_hints
@@ -73,7 +74,13 @@ class Profile:
     # tools that it may call, each a name or a name with its options
     tools: Annotated[tuple[_Tool, ...], BeforeValidator(_several)] | None = None
     base: Name | None = None  # base of the team file that it runs on; None: ``--model.base``
+    format: dict[str, Any] | None = None  # JSON schema that its text follows
     teacher: Teacher | None = None  # with ``--algo.name distill``; None: the team's
+
+    @property
+    def form(self) -> str:
+        """``format`` as text; "" without one."""
+        return "" if self.format is None else json.dumps(self.format)
 
     @property
     def learns(self) -> bool:

@@ -188,7 +188,8 @@ class Team(NamedTuple):
             )
         sampling = self.sampling[agent]
         sampling = sampling._replace(max_new_tokens=min(sampling.max_new_tokens, room))
-        return Act(agent, np.asarray(prompt, np.int32), step, sees, sampling, start)
+        ids, form = np.asarray(prompt, np.int32), self.profiles[agent].form
+        return Act(agent, ids, step, sees, sampling, start, form=form)
 
     def _own_prompt(
         self, agent: int, state: State, turns: Sequence[Turn], message: str

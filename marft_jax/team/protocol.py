@@ -80,7 +80,7 @@ def _check_act(act: Any, team: Team, turns: int) -> Act:
     sees = tuple(dict.fromkeys(int(i) for i in act.sees))
     return Act(
         int(act.agent), prompt, 0, sees, Sampling(**sampling), int(act.start),
-        _plain(act.number), choices,
+        _plain(act.number), choices, text_of("act: form", act.form),
     )  # fmt: skip
 
 

@@ -158,6 +158,7 @@ def engine(
     reuse: bool = True,
     stacked: bool = False,
     config: DecoderConfig = CONFIG,
+    forms: Any = None,
 ) -> Engine:
     """An engine on the small model, with its adapters loaded."""
     where = where or one_device()
@@ -173,6 +174,7 @@ def engine(
         alpha=ALPHA,
         decode=model.tokenizer.decode,
         reuse=reuse,
+        forms=forms,
     )
     made.load({MAIN: adapters(n, layers=layers)}, 0)
     return made

@@ -99,7 +99,8 @@ class History:
         prompt, start, known = self._prompt(agent, call)
         sampling = sampling_of(self._team, call, agent, len(prompt))
         sees = self._sees(call.messages, known)
-        act = Act(agent, prompt, 0, sees, sampling, start)
+        form = call.form or self._team.profiles[agent].form
+        act = Act(agent, prompt, 0, sees, sampling, start, form=form)
         return [act._replace(number=self._number(act, call.seed)) for _ in range(call.n)]
 
     def take(self, call: Call, turns: Sequence[Turn]) -> list[Choice]:

@@ -5,6 +5,7 @@ Fields that nobody knows are ignored; those that are known and not offered are r
 
 from __future__ import annotations
 
+import json
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,7 +17,7 @@ from marft_jax.errors import BadInput
 from marft_jax.extras.gateway.errors import ApiError
 from marft_jax.formats import foreign
 from marft_jax.models.tokenizers.tokenizer import Message
-from marft_jax.plugins import shown, text_of
+from marft_jax.plugins import load_extra, shown, text_of
 from marft_jax.sampling.stops import cut
 from marft_jax.setting import checked
 from marft_jax.team.profiles import SAMPLING
@@ -27,7 +28,6 @@ _MOST_CHOICES = 128
 _ROLES = {name: name for name in ("system", "user", "assistant", "tool")} | {"developer": "system"}
 _NEUTRAL: dict[str, Sequence[Any]] = {
     "functions": ([],),
-    "response_format": ({"type": "text"},),
     "modalities": (["text"],),
     "logit_bias": ({},),
     "top_logprobs": (0,),
@@ -84,6 +84,7 @@ class Call(NamedTuple):
         seed: None where the samples need not be repeatable.
         ids: also answer with token ids.
         tools: definitions of those that it may call.
+        form: JSON schema that the answer follows, as text; "" for any answer.
     """
 
     model: str
@@ -96,6 +97,7 @@ class Call(NamedTuple):
     logprobs: bool = False
     ids: bool = False
     tools: tuple[dict[str, Any], ...] = ()
+    form: str = ""
 
     @property
     def stop(self) -> tuple[str, ...]:
@@ -157,7 +159,30 @@ def read_call(body: bytes) -> Call:
         _field(fields, "logprobs", False),
         _field(fields, "return_token_ids", False),
         () if choice == "none" else tuple(tools),
+        _form(fields),
     )
+
+
+def _form(fields: Mapping[str, Any]) -> str:
+    """Reads ``response_format``: the JSON schema that it asks for, or ""."""
+    name, given = "response_format", fields.get("response_format") or {"type": "text"}
+    kind = given.get("type") if isinstance(given, dict) else None
+    own: Any = given.get("json_schema") if isinstance(given, dict) else None
+    schema = {"type": "object"} if kind == "json_object" else None
+    schema = own.get("schema") if kind == "json_schema" and isinstance(own, dict) else schema
+    if kind == "text":
+        return ""
+    if not isinstance(schema, dict):
+        what = 'text, json_object, or json_schema with {"json_schema": {"schema": {...}}}'
+        raise ApiError(400, f"{name}: expected {what}, got {shown(given)}", name)
+    if fields.get("tools"):
+        raise ApiError(400, f"{name}: not offered together with tools", name)
+    text = json.dumps(schema)
+    try:
+        load_extra("form.check")(text, name)
+    except BadInput as error:
+        raise ApiError(400, str(error), name) from None
+    return text
 
 
 def _field(fields: Mapping[str, Any], name: str, default: Any) -> Any:

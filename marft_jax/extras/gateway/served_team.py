@@ -93,6 +93,7 @@ class ServedTeam:
                     sampling,
                     key,
                     base=self._team.bases[agent],
+                    form=call.form or self._team.profiles[agent].form,
                 )
                 seen = None if watch is None else functools.partial(watch, i)
                 waits.append(asyncio.wrap_future(self._batcher.submit(request, seen)))
@@ -111,6 +112,9 @@ class ServedTeam:
         return Choice(text, ids, logprobs, not finished, prompt, calls=calls)
 
     async def _play(self, call: Call, seed: int) -> list[Choice]:
+        if call.form:
+            what = "response_format: not offered to a team; model: expected an agent"
+            raise ApiError(400, what, "response_format", "unsupported_parameter")
         if call.tools or any(message["role"] == "tool" for message in call.messages):
             what = "tools: not offered to a team; model: expected an agent"
             raise ApiError(400, what, "tools", "unsupported_parameter")

@@ -90,6 +90,11 @@ class Tokenizer:
         pad = tokenizer.pad_token_id
         self.pad_id: int = self.eos_ids[0] if pad is None else pad
 
+    @property
+    def backend(self) -> Any:
+        """The tokenizer of transformers."""
+        return self._tokenizer
+
     def encode(self, text: str) -> list[int]:
         """Ids of ``text``, without tokens before or after it."""
         return list(self._tokenizer.encode(text, add_special_tokens=False))

@@ -385,7 +385,14 @@ REFUSED = {
     ),
     "the way of yesterday": (body_of(functions=[{"name": "f"}]), 400),
     "sound": (body_of(audio={"voice": "a"}), 400),
-    "a JSON answer": (body_of(response_format={"type": "json_object"}), 400),
+    "an unknown form": (body_of(response_format={"type": "yaml"}), 400),
+    "a schema that cannot be compiled": (
+        body_of(
+            response_format={"type": "json_schema", "json_schema": {"schema": {"type": "objekt"}}}
+        ),
+        400,
+    ),
+    "a form of a team": (body_of(model="team", response_format={"type": "json_object"}), 400),
     "a penalty": (body_of(presence_penalty=1), 400),
     "a bias": (body_of(logit_bias={"5": 1}), 400),
     "other likely tokens": (body_of(logprobs=True, top_logprobs=3), 400),

@@ -1,0 +1,90 @@
+"""Texts that follow a JSON schema."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import small
+
+from marft_jax.errors import BadInput
+from marft_jax.extras.structured.grammar import check, constraint
+from marft_jax.models.tokenizers.tokenizer import ByteTokenizer
+from marft_jax.sampling.protocol import Request
+from marft_jax.team.profiles import Profile
+from marft_jax.team.team_files import Blueprint, dump_team, load_team
+from marft_jax.types import Sampling
+
+TOKENIZER = ByteTokenizer()
+SCHEMA = {
+    "type": "object",
+    "properties": {"a": {"type": "boolean"}, "b": {"enum": ["x", "yy"]}},
+    "required": ["a", "b"],
+    "additionalProperties": False,
+}
+FORM = json.dumps(SCHEMA)
+
+
+@pytest.mark.slow
+def test_a_row_with_a_schema_writes_json_and_the_rows_beside_it_write_what_they_wrote_alone():
+    """And log-probs are those of the whole vocabulary: the same for the same ids."""
+    rng = np.random.default_rng(0)
+    plain = [
+        Request(rng.integers(0, 256, 9).astype(np.int32), i % 3, Sampling(40), (0, i, 0, 0))
+        for i in range(6)
+    ]
+    asked = [r._replace(form=FORM) if i % 2 else r for i, r in enumerate(plain)]
+    sizes = dict(slots=4, context=64, longest=40, eos_ids=TOKENIZER.eos_ids)
+    engine = small.engine(**sizes, forms=lambda form: constraint(TOKENIZER, 264, form))
+    done, alone = small.answers(engine, asked), small.answers(small.engine(**sizes), plain[::2])
+    for free, own in zip(done[::2], alone, strict=True):
+        np.testing.assert_array_equal(free.ids, own.ids)
+    for written in done[1::2]:
+        found = json.loads(TOKENIZER.decode(written.ids.tolist()))
+        assert written.finished and {*found} == {"a", "b"} and found["b"] in ("x", "yy")
+        assert written.filtered_mass < 0.5
+    scored = small.full_forward(
+        small.adapters(3), [r.prompt for r in asked], [c.ids for c in done],
+        [r.owner for r in asked], [1.0] * 6,
+    )  # fmt: skip
+    for written, logprobs in zip(done, scored, strict=True):
+        expected = logprobs[np.arange(len(written.ids)), written.ids]
+        np.testing.assert_allclose(written.logprobs, expected, atol=1e-4)
+
+
+def test_every_text_of_random_choices_is_valid_for_many_schemas():
+    """A random walk over what is allowed: 200 schemas, no model."""
+    rng = np.random.default_rng(1)
+    kinds = [{"type": "boolean"}, {"type": "null"}, {"enum": ["x", 3, None]}, {"const": "é"},
+             {"type": "array", "items": {"type": "boolean"}, "maxItems": 2}]  # fmt: skip
+    for _ in range(200):
+        names = [f"k{i}" for i in range(rng.integers(1, 4))]
+        schema = {"type": "object", "properties": {n: kinds[rng.integers(5)] for n in names},
+                  "required": names, "additionalProperties": False}  # fmt: skip
+        allowed, ids = constraint(TOKENIZER, 264, json.dumps(schema)), list[int]()
+        while (mask := allowed(ids)) is not None:
+            ids.append(int(rng.choice(np.flatnonzero(mask))))
+        assert {*json.loads(TOKENIZER.decode(ids))} == {*names}
+
+
+def test_a_schema_that_cannot_be_compiled_is_one_line():
+    with pytest.raises(BadInput, match="here: expected a JSON schema that can be compiled: ") as e:
+        check(json.dumps({"type": "objekt"}), "here")
+    assert "\n" not in str(e.value)
+    check(FORM, "here")
+
+
+def test_an_agent_has_a_schema_in_the_team_file(tmp_path):
+    file = tmp_path / "team.yaml"
+    file.write_text(dump_team(Blueprint((Profile("solver", answers=True, format=SCHEMA),))))
+    blueprint = load_team(str(file))
+    team = small.team_of(blueprint)
+    assert json.loads(team.profiles[0].form) == SCHEMA
+    with pytest.raises(BadInput, match="'solver': format: expected a JSON schema"):
+        wrong = Profile("solver", answers=True, format={"type": "objekt"})
+        small.team_of(Blueprint((wrong,)))
+    with pytest.raises(BadInput, match="'solver': format: expected no tools"):
+        small.team_of(
+            Blueprint((Profile("solver", answers=True, format=SCHEMA, tools=("calculator",)),))
+        )
