@@ -24,7 +24,7 @@ from marft_jax.learning.estimates import Estimates, LossWeights, estimate
 from marft_jax.learning.gradients import Targets
 from marft_jax.learning.logprobs import dtype_of
 from marft_jax.learning.programs import programs
-from marft_jax.learning.rows import Rows, means_by_agent
+from marft_jax.learning.rows import Level, Rows, means_by_agent
 from marft_jax.learning.settings import LearnerSettings
 from marft_jax.learning.state import TrainState
 from marft_jax.learning.teaching import Teaching, pack_taught, teacher_advantage
@@ -77,10 +77,18 @@ class Learner:
         return self._run.init()
 
     def pack(
-        self, episodes: Sequence[Episode], rewards: Sequence[np.ndarray], seed: Sequence[int] = (0,)
+        self,
+        episodes: Sequence[Episode],
+        rewards: Sequence[np.ndarray],
+        seed: Sequence[int] = (0,),
+        level: Level | None = None,
     ) -> batch_lib.Batch:
-        """Packs episodes for this learner; arguments as of ``batch.build``."""
-        algo, level, team = self._settings.algo, self._algorithm.level, self._team
+        """Packs episodes for this learner; arguments as of ``batch.build``.
+
+        Args:
+            level: what a decision is; by default that of the algorithm.
+        """
+        algo, team, level = self._settings.algo, self._team, level or self._algorithm.level
         how = {**self._packing, "seed": seed}
         prompts = reads_prompts(self._settings, level)
         batch = batch_lib.build(

@@ -114,7 +114,7 @@ class _Reader:
             for i, (seat, state, texts) in enumerate(asked)
         ]
         zeros = [np.zeros(len(episode.turns), np.float32) for episode in episodes]
-        batch = self._learner.pack(episodes, zeros, level="action", prompts=False)
+        batch = self._learner.pack(episodes, zeros, level="action")
         logprobs = self._learner.logprobs(adapters, batch)
         sums = {base: sums_by_turn(own, batch.rows[base]) for base, own in logprobs.items()}
         rows = zip(batch.chain.gather(sums).tolist(), episodes, strict=True)

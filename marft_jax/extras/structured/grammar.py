@@ -68,7 +68,7 @@ def _compiled(schema: str) -> str:
     may write white space anywhere may never end."""
     from llguidance import LLMatcher
 
-    form = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+    form: Any = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
     return LLMatcher.grammar_from_json_schema(schema, overrides=form)
 
 

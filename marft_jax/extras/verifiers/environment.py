@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import importlib
 import importlib.util
 import itertools
 import json
@@ -75,8 +76,7 @@ class _Played:
     """
 
     def __init__(self, env: Settings, split: Split) -> None:
-        from verifiers.v1.utils import loaders
-
+        loaders = _module("utils.loaders")
         try:
             self._env: Any = loaders.load_environment(_config(env))
             taskset = self._env.taskset
@@ -102,18 +102,17 @@ class _Played:
 
     def play(self, task: int, client: Any) -> StepResult:
         """Plays an episode, and pays each agent what stands on its traces."""
-        from verifiers.v1.clients import EvalClientConfig, ModelContext
-
+        clients = _module("clients")
         self._start()
         own = self.tasks[task % EVAL_SEEDS % len(self.tasks)]
         with self._name() as name:
             client.enter(*name)
-            at = EvalClientConfig(
+            at = clients.EvalClientConfig(
                 base_url=client.base_url,
                 api_key_var="MARFT_NONE",
                 headers={"X-Api-Key": client.api_key},
             )
-            run = self._env.run_episode(own, ModelContext(model="agent", client=at))
+            run = self._env.run_episode(own, clients.ModelContext(model="agent", client=at))
             episode = asyncio.run_coroutine_threadsafe(run, self._loop).result()
         if not episode.ok:
             errors = [*episode.errors, *(e for trace in episode.traces for e in trace.errors)]
@@ -160,16 +159,19 @@ class _Played:
         self._names.put(name)
 
 
+def _module(name: str) -> Any:
+    """Imports a module of the package."""
+    return importlib.import_module(f"verifiers.v1.{name}")
+
+
 def _config(env: Settings) -> Any:
     """The configuration of the environment, with our defaults of its seats."""
-    from verifiers.v1.configs.agent import AgentConfig
-    from verifiers.v1.utils import loaders
-
+    loaders, seat_type = _module("utils.loaders"), _module("configs.agent").AgentConfig
     given = json.loads(env.args)
     if not isinstance(given, dict):
         raise BadInput(f"--env.args: expected a JSON object, got {env.args:.60}")
     kind = loaders.env_config_type(env.taskset, given.get("id", ""))
-    seats = [n for n, f in kind.model_fields.items() if isinstance(f.default, AgentConfig)]
+    seats = [n for n, f in kind.model_fields.items() if isinstance(f.default, seat_type)]
     own: dict[str, Any] = {seat: {**_SEAT, "model": seat} for seat in seats}
     taskset = {"id": env.taskset, **given.get("taskset", {})}
     seated = {seat: own[seat] | given.get(seat, {}) for seat in seats}
