@@ -20,8 +20,8 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from marft_jax.interop.peft import Factors
+from marft_jax.models.config_json import sizes_of, text_settings
 from marft_jax.models.decoder import DecoderConfig
-from marft_jax.models.families import sizes_of, text_settings
 from marft_jax.models.parts.attention import AttentionConfig
 from marft_jax.models.parts.dense import DenseConfig
 from marft_jax.models.rope import NO_ROTATION
@@ -129,7 +129,7 @@ def layers_in(source: str) -> str:
 
 
 def config_json(config: DecoderConfig) -> dict[str, Any]:
-    """Makes config.json for a base that has none: the inverse of ``families.read_config``."""
+    """Makes config.json for a base that has none: the inverse of ``config_json.read_config``."""
     [mixer, *_] = sorted(config.attentions, key=lambda m: (m.rope_scaling == NO_ROTATION, m.window))
     [mlp, *_] = [layer.mlp for layer in config.layers if isinstance(layer.mlp, DenseConfig)]
     name = next(name for name, fits in _NAMES.items() if fits(config, mixer))

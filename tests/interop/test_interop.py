@@ -21,8 +21,9 @@ from marft_jax.errors import BadInput
 from marft_jax.interop import huggingface, peft
 from marft_jax.interop.initial import initial_adapters
 from marft_jax.models import decoder, lora
+from marft_jax.models.config_json import read_config
 from marft_jax.models.decoder import DecoderConfig
-from marft_jax.models.families import FAMILIES, dense, multipliers, read_config
+from marft_jax.models.families import FAMILIES, dense, multipliers
 from marft_jax.models.rope import RopeScaling
 from marft_jax.models.tokenizers.tokenizer import ByteTokenizer, from_directory
 from marft_jax.models.weights.load import BaseModel, abstract_decoder, fill, load_base, shapes_of

@@ -25,7 +25,7 @@ from marft_jax.learning import batch as batch_lib
 from marft_jax.learning.algorithms import find_algorithm
 from marft_jax.learning.learner import Learner
 from marft_jax.learning.settings import SETTINGS, resolve
-from marft_jax.models import decoder, families, lora
+from marft_jax.models import config_json, decoder, lora
 from marft_jax.models.decoder import DecoderConfig
 from marft_jax.models.names import paths_by_name
 from marft_jax.models.ops import experts
@@ -53,7 +53,7 @@ TOKENS = np.random.default_rng(1).integers(0, 256, (2, 21))
 
 
 def config_of(**changes: Any) -> DecoderConfig:
-    return families.read_config(QWEN3 | changes, "config.json")
+    return config_json.read_config(QWEN3 | changes, "config.json")
 
 
 MIXED = config_of()
@@ -291,7 +291,7 @@ def test_mxfp4_is_read_as_the_values_that_it_stands_for(tmp_path):
         architectures=["GptOssForCausalLM"], num_local_experts=2, num_hidden_layers=1,
         intermediate_size=32, quantization_config={"quant_method": "mxfp4"},
     )  # fmt: skip
-    config = families.read_config(settings, "config.json")
+    config = config_json.read_config(settings, "config.json")
     _, abstract = load.abstract_decoder(config, jnp.float32)
     shapes, rng = load.shapes_of(abstract), np.random.default_rng(0)
     plain = {name: rng.normal(size=layout.shape(shapes)).astype(np.float32)
@@ -427,7 +427,7 @@ def test_a_plan_counts_all_weights_and_those_that_a_token_meets():
     attention, dense, expert = 32 * (32 + 16 + 16 + 32), 3 * 32 * 64, 3 * 32 * 32
     assert cost.block_weights(MIXED) == 3 * attention + dense + 2 * 8 * expert
     assert cost.active_weights(MIXED) == 3 * attention + dense + 2 * 2 * expert
-    published = families.read_config(QWEN3_30B, "c")  # 30.5 billion, of which 3.3 are active
+    published = config_json.read_config(QWEN3_30B, "c")  # 30.5 billion, of which 3.3 are active
     vocabularies = 2 * 151936 * 2048
     assert round((cost.block_weights(published) + vocabularies) / 1e9, 1) == 30.5
     assert round((cost.active_weights(published) + vocabularies) / 1e9, 1) in (3.3, 3.4)
@@ -456,7 +456,7 @@ def test_which_layers_have_experts():
     assert sparse() == [0, 2]
     assert sparse(decoder_sparse_step=2, mlp_only_layers=None) == [1]
     renamed = {k: v for k, v in QWEN3.items() if k != "num_experts"} | {"num_local_experts": 8}
-    assert families.read_config(renamed, "c") == MIXED
+    assert config_json.read_config(renamed, "c") == MIXED
 
 
 def test_layers_that_differ_cannot_be_stacked():

@@ -15,7 +15,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from marft_jax.errors import BadInput
-from marft_jax.models import decoder, families
+from marft_jax.models import config_json, decoder, families
 from marft_jax.models.names import paths_by_name
 from marft_jax.models.rope import RopeScaling
 from marft_jax.models.weights import gguf as gguf_files
@@ -224,7 +224,7 @@ def test_safetensors_give_the_logits_of_transformers(variant, tmp_path):
     model, tokens = reference(variant), some_tokens()
     model.save_pretrained(tmp_path, max_shard_size="60KB")
     assert len(safetensors.weight_files(tmp_path)) > 1, "meant to be sharded"
-    config = families.read_config(model.config.to_dict(), "config.json")
+    config = config_json.read_config(model.config.to_dict(), "config.json")
     ours = our_logits(config, lambda shapes: safetensors.read(tmp_path, config, shapes), tokens)
     np.testing.assert_allclose(ours, torch_logits(model, tokens), atol=2e-4, rtol=1e-4)
 
@@ -253,7 +253,7 @@ def record() -> None:
 def test_logits_are_those_that_transformers_once_computed(variant, tmp_path):
     """Of the same tensors, without torch."""
     known = json.loads(RECORDED.read_text())[variant]
-    config = families.read_config(known["config"], "config.json")
+    config = config_json.read_config(known["config"], "config.json")
     _, abstract = load.abstract_decoder(config, jnp.float32)
     shapes, family = load.shapes_of(abstract), VARIANTS[variant][0]
     whole, tensors = expert_rows(config, shapes), {}  # as transformers names its parameters
@@ -413,15 +413,16 @@ def test_rope_reads_alike_in_the_spelling_of_transformers_4_and_5():
     scaling = {k: v for k, v in LLAMA3.items() if k != "rope_theta"}
     old = dict(LLAMA, rope_theta=500.0, rope_scaling=scaling)
     new = dict(LLAMA, rope_parameters=LLAMA3)
-    configs = [families.read_config(c, "config.json") for c in (old, new)]
+    configs = [config_json.read_config(c, "config.json") for c in (old, new)]
     assert configs[0] == configs[1]
     [mixer, *_] = configs[0].attentions
     assert mixer.rope_theta == 500.0
     assert mixer.rope_scaling == RopeScaling("llama3", 4.0, 1.0, 4.0, 32)
     older = dict(LLAMA, rope_scaling={"type": "linear", "factor": 2})
-    assert families.read_config(older, "c").attentions[0].rope_scaling == RopeScaling("linear", 2.0)
+    [mixer, *_] = config_json.read_config(older, "c").attentions
+    assert mixer.rope_scaling == RopeScaling("linear", 2.0)
     for none in (None, {"rope_type": "default"}):
-        unscaled = families.read_config(dict(LLAMA, rope_scaling=none), "c")
+        unscaled = config_json.read_config(dict(LLAMA, rope_scaling=none), "c")
         assert unscaled.attentions[0].rope_scaling is None
 
 
@@ -447,7 +448,7 @@ def test_rope_reads_alike_in_the_spelling_of_transformers_4_and_5():
     ],
 )
 def test_both_spellings_of_rope_together_are_both_applied(config, theta, scaling):
-    [found, *_] = families.read_config(LLAMA | config, "c").attentions
+    [found, *_] = config_json.read_config(LLAMA | config, "c").attentions
     assert found.rope_theta == theta
     assert found.rope_scaling == (scaling and RopeScaling("linear", scaling))
 
@@ -506,18 +507,18 @@ def test_both_spellings_of_rope_together_are_both_applied(config, theta, scaling
 )
 def test_what_the_decoder_cannot_do_is_refused_by_name(changes, message):
     with pytest.raises(BadInput, match=message) as caught:
-        families.read_config({**LLAMA, **changes}, "config.json")
+        config_json.read_config({**LLAMA, **changes}, "config.json")
     assert "\n" not in str(caught.value)
 
 
 def test_defaults_that_config_json_leaves_out():
     mistral = {**LLAMA, "architectures": ["MistralForCausalLM"]}
-    assert families.read_config(mistral, "c").max_position == 128  # the window of 4096 is wider
-    assert not families.read_config(mistral, "c").window
-    long = families.read_config({**mistral, "max_position_embeddings": 32768}, "c")
+    assert config_json.read_config(mistral, "c").max_position == 128  # the window of 4096 is wider
+    assert not config_json.read_config(mistral, "c").window
+    long = config_json.read_config({**mistral, "max_position_embeddings": 32768}, "c")
     assert (long.window, long.sliding) == (4096, (True, True))
     bare = {k: v for k, v in LLAMA.items() if k != "num_key_value_heads"}
-    config = families.read_config(bare, "c")
+    config = config_json.read_config(bare, "c")
     mixer = config.attentions[0]
     assert (mixer.n_kv_heads, mixer.head_dim, config.norm_eps) == (4, 16, 1e-6)
 
@@ -534,7 +535,7 @@ def test_gemma_3_as_it_stands_on_the_hub():
         architectures=["Gemma3ForConditionalGeneration"], model_type="gemma3", text_config=text,
         vision_config={"num_hidden_layers": 27},
     )  # fmt: skip
-    config = families.read_config(settings, "config.json")
+    config = config_json.read_config(settings, "config.json")
     assert config == families.dense(
         vocab_size=262208, d_model=5376, n_layers=62, n_heads=32, n_kv_heads=16, head_dim=128,
         d_ff=21504, max_position=131072, norm_eps=1e-6, rope_theta=1e6,
@@ -544,8 +545,8 @@ def test_gemma_3_as_it_stands_on_the_hub():
         norm_offset=True, scale_embeddings=True,
     )  # fmt: skip
     bare = {k: v for k, v in settings.items() if k != "architectures"}
-    assert families.read_config(bare, "config.json") == config
-    assert families.read_config({**text, "architectures": None}, "config.json") == config
+    assert config_json.read_config(bare, "config.json") == config
+    assert config_json.read_config({**text, "architectures": None}, "config.json") == config
 
 
 def gemma_in_numpy(c: dict, w: dict[str, np.ndarray], tokens: np.ndarray) -> np.ndarray:
@@ -596,7 +597,7 @@ def test_gemma_3_computes_its_formulas(stacked):
         sliding_window=6, sliding_window_pattern=3, query_pre_attn_scalar=20,
         rope_scaling=dict(rope_type="linear", factor=4.0),
     )  # fmt: skip
-    config = dataclasses.replace(families.read_config(settings, "config.json"), stacked=stacked)
+    config = dataclasses.replace(config_json.read_config(settings, "config.json"), stacked=stacked)
     rng, drawn = np.random.default_rng(0), {}
 
     def tensors(shapes):

@@ -26,7 +26,7 @@ from marft_jax.errors import BadInput
 from marft_jax.extras.code import rows as code_rows
 from marft_jax.formats import foreign
 from marft_jax.interop import peft
-from marft_jax.models import families
+from marft_jax.models import config_json
 from marft_jax.models.tokenizers import tokenizer
 from marft_jax.models.weights import gguf, load, safetensors
 from marft_jax.run import manifest
@@ -105,10 +105,10 @@ def test_every_odd_setting_of_a_model_is_named_or_harmless():
                                "attention_bias", "max_position_embeddings")}  # fmt: skip
     for key in {**SETTINGS, **more}:
         for value in ODD:
-            harmless(families.read_config, {**SETTINGS, key: value}, "config.json")
+            harmless(config_json.read_config, {**SETTINGS, key: value}, "config.json")
     for layers in (10**5, 10**12):
         settings = {**SETTINGS, "num_hidden_layers": layers}
-        assert "num_hidden_layers" in refused(families.read_config, settings, "config.json")
+        assert "num_hidden_layers" in refused(config_json.read_config, settings, "config.json")
 
 
 def gguf_file(tmp_path: Path) -> gguf.GGUF:

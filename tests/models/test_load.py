@@ -14,7 +14,7 @@ from safetensors.numpy import save_file
 
 from marft_jax.config import Model
 from marft_jax.errors import BadInput
-from marft_jax.models import families
+from marft_jax.models import config_json
 from marft_jax.models.decoder import Decoder
 from marft_jax.models.names import paths_by_name
 from marft_jax.models.parts.part import Axes
@@ -38,7 +38,7 @@ def place(axes: Axes, array: np.ndarray) -> jax.Array:
 
 
 def tensors_of(settings: dict, dtype=np.float32) -> dict[str, np.ndarray]:
-    config = families.read_config(settings, "test")
+    config = config_json.read_config(settings, "test")
     shapes = load.shapes_of(load.abstract_decoder(config, jnp.float32)[1])
     rng = np.random.default_rng(0)
     names = paths_by_name(config, shapes, "hf")
@@ -79,7 +79,7 @@ def test_each_tensor_is_placed_once_by_its_axes_and_its_bytes_are_counted(direct
     )
     done = np.cumsum(sizes).tolist()
     assert counted == [(bytes_, done[-1]) for bytes_ in done]
-    config = families.read_config(SETTINGS, "test")
+    config = config_json.read_config(SETTINGS, "test")
     shapes = load.shapes_of(load.abstract_decoder(config, jnp.float32)[1])
     assert sorted(shape for _, shape in placed) == sorted(shapes.values())
     table, query, norm = (shapes[path] for path in (

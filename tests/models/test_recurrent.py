@@ -20,7 +20,7 @@ from safetensors.numpy import load_file, save_file
 from marft_jax.config import Model
 from marft_jax.interop import huggingface, peft
 from marft_jax.learning import batch as batch_lib
-from marft_jax.models import decoder, families, lora
+from marft_jax.models import config_json, decoder, lora
 from marft_jax.models.ops import delta
 from marft_jax.models.weights.load import load_base
 from marft_jax.sampling.protocol import Request
@@ -45,7 +45,7 @@ EXPERTS = QWEN | dict(
     num_experts_per_tok=2, moe_intermediate_size=32, shared_expert_intermediate_size=48,
 )  # fmt: skip
 SETTINGS = {"lfm2": LFM2, "qwen3_5": QWEN3_5, "experts": EXPERTS}
-CONFIGS = {name: families.read_config(own, "config.json") for name, own in SETTINGS.items()}
+CONFIGS = {name: config_json.read_config(own, "config.json") for name, own in SETTINGS.items()}
 CONFIGS["mixed"] = dataclasses.replace(
     CONFIGS["experts"], layers=(CONFIGS["lfm2"].layers[0], *CONFIGS["experts"].layers)
 )

@@ -21,7 +21,7 @@ from gguf.quants import dequantize
 
 from marft_jax.errors import BadInput
 from marft_jax.formats.foreign import readable
-from marft_jax.models import families
+from marft_jax.models import config_json, families
 from marft_jax.models.decoder import DecoderConfig
 from marft_jax.models.names import paths_by_name
 from marft_jax.models.ops import blocks
@@ -129,7 +129,7 @@ def _read_config(file: GGUF) -> DecoderConfig:
         return file.metadata.get(f"{arch}.{key}", default)
 
     family = ARCHITECTURES[arch]
-    sizes = families.sizes(
+    sizes = config_json.sizes(
         lambda key: _shape(embedding)[0] if key == "vocab_size" else get(key), "gguf", source
     )
     _refuse_unsupported(arch, get, sizes["head_dim"], source)
@@ -150,7 +150,7 @@ def _read_config(file: GGUF) -> DecoderConfig:
     if arch in _WINDOWED:
         pattern = get("attention.sliding_window_pattern", _WINDOWED[arch])
         settings |= _windows(sizes, family, pattern, get, local, source)
-    return families.built(family, source, **settings | _MORE.get(arch, _nothing)(get, sizes))
+    return config_json.built(family, source, **settings | _MORE.get(arch, _nothing)(get, sizes))
 
 
 def _nothing(get: _Get, sizes: Mapping[str, int]) -> dict[str, Any]:
@@ -192,7 +192,7 @@ def _windows(
     if isinstance(pattern, list):
         kinds = {True: "sliding_attention", False: "full_attention"}
         settings["layer_types"] = [kinds[bool(slides)] for slides in pattern]
-    return families.windows(family, settings, sizes, local_theta, source)
+    return config_json.windows(family, settings, sizes, local_theta, source)
 
 
 def _refuse_unsupported(arch: str, get: _Get, head_dim: int, source: str) -> None:
@@ -211,7 +211,7 @@ def _refuse_unsupported(arch: str, get: _Get, head_dim: int, source: str) -> Non
         **{key: (arch != "gemma2" and get(key), "none") for key in families.SOFT_CAPS},
     }
     cases = {f"{arch}.{key}": case for key, case in refused.items()}
-    families.refuse(arch, cases, lambda key: get(key.partition(".")[2]), source)
+    config_json.refuse(arch, cases, lambda key: get(key.partition(".")[2]), source)
 
 
 def _rope_scaling(file: GGUF, get: _Get, head_dim: int, theta: float) -> RopeScaling | None:

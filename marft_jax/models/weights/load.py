@@ -26,7 +26,7 @@ from jax.sharding import PartitionSpec as P
 from marft_jax.config import Model as ModelSettings
 from marft_jax.errors import BadInput, reason
 from marft_jax.formats.foreign import read_settings
-from marft_jax.models import families
+from marft_jax.models import config_json
 from marft_jax.models.decoder import Base, Decoder, DecoderConfig
 from marft_jax.models.ops import blocks
 from marft_jax.models.ops.attention_choice import attention_on
@@ -368,7 +368,7 @@ def _open_directory(directory: Path) -> _Source:
     def config() -> DecoderConfig:
         if not file.is_file():
             raise BadInput(f"{directory}: expected a config.json in the model directory")
-        return families.read_config(read_settings(file), str(file))
+        return config_json.read_config(read_settings(file), str(file))
 
     return _Source(
         config,

@@ -1,0 +1,258 @@
+"""Reads ``config.json``: the sizes of a decoder, and the settings of its family.
+
+Whatever the decoder would compute differently is refused by name, never loaded approximately.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from marft_jax.errors import BadInput
+from marft_jax.formats.foreign import readable
+from marft_jax.models.checked import positive
+from marft_jax.models.decoder import DecoderConfig
+from marft_jax.models.families import FAMILIES, SOFT_CAPS, Family, dense
+from marft_jax.models.names import Spelling
+from marft_jax.models.rope import rope_settings
+
+_NUMBERS = (
+    ("vocab_size", "vocab_size", "vocab_size", 1 << 24),
+    ("d_model", "hidden_size", "embedding_length", 1 << 20),
+    ("n_layers", "num_hidden_layers", "block_count", 512),
+    ("n_heads", "num_attention_heads", "attention.head_count", 1 << 14),
+    ("n_kv_heads", "num_key_value_heads", "attention.head_count_kv", 1 << 14),
+    ("head_dim", "head_dim", "attention.key_length", 1 << 14),
+    ("d_ff", "intermediate_size", "feed_forward_length", 1 << 20),
+    ("max_position", "max_position_embeddings", "context_length", 1 << 30),
+)
+"""Sizes here, in config.json and in GGUF, and the largest: a decoder is laid out before its tensors
+are found."""
+
+_MODEL_TYPES: dict[str | None, str] = {
+    **{name.removesuffix("ForCausalLM").lower(): name for name in FAMILIES},
+    "qwen3_moe": "Qwen3MoeForCausalLM",
+    "qwen3_5": "Qwen3_5ForConditionalGeneration",
+    "qwen3_5_text": "Qwen3_5ForCausalLM",
+    "qwen3_5_moe": "Qwen3_5MoeForConditionalGeneration",
+    "qwen3_5_moe_text": "Qwen3_5MoeForCausalLM",
+    "gemma3_text": "Gemma3ForCausalLM",
+    "granitemoehybrid": "GraniteMoeHybridForCausalLM",
+    "gpt_oss": "GptOssForCausalLM",
+    "gemma3": "Gemma3ForConditionalGeneration",
+    "mistral3": "Mistral3ForConditionalGeneration",
+}
+
+
+def read_config(config: Mapping[str, Any], source: str) -> DecoderConfig:
+    """``config.json`` as a ``DecoderConfig``.
+
+    Args:
+        config: the parsed file, in the spelling of transformers 4 or 5.
+        source: where it came from, for messages.
+
+    Raises:
+        BadInput: an architecture or a setting that the decoder does not have, by name, or a key
+            that is missing or of the wrong type.
+    """
+    with readable(source, "model configuration"):
+        name = _architecture(config, source)
+        family = FAMILIES[name]
+        given = {**config, **config.get("text_config", {})}
+        if given.get("rope_scaling"):  # instead of the default
+            given.setdefault("rope_parameters", None)
+        config = family.usual({**family.defaults, **given})
+        _refuse_unsupported(name, config, source)
+        bias = bool(config.get("attention_bias", False))
+        rope = rope_settings(config, source)
+        local = rope.theta if family.local_rope and not rope.local_theta else rope.local_theta
+        found = sizes(config.get, "hf", source)
+        settings = found | windows(family, config, found, local, source)
+        settings |= {
+            "norm_eps": float(config.get("rms_norm_eps", 1e-6)),
+            "rope_theta": rope.theta,
+            "rope_scaling": rope.scaling,
+            "rotary_channels": 0 if rope.share == 1 else int(found["head_dim"] * rope.share),
+            "tie_embeddings": bool(config.get("tie_word_embeddings", False)),
+            "qkv_bias": bias if family.qkv_bias is None else family.qkv_bias,
+            "o_bias": bias if family.o_bias is None else family.o_bias,
+            "local_rope_theta": local,
+            "query_pre_attn_scalar": config.get("query_pre_attn_scalar"),
+        }
+        if rope.scaling and rope.scaling.kind == "longrope":
+            settings["max_position"] = rope.scaling.original_max_position
+        return built(family, source, **settings | family.more(config, source))
+
+
+def sizes(get: Callable[[str], Any], spelling: Spelling, source: str) -> dict[str, int]:
+    """Reads the sizes of a decoder.
+
+    Args:
+        get: a size in this spelling, or None.
+
+    Raises:
+        BadInput: a size that is missing, no positive integer, or far beyond every model there is;
+            heads that cannot be grouped, channels that cannot be rotated in pairs.
+    """
+    found: dict[str, int] = {}
+    for ours, hf, gguf, largest in _NUMBERS:
+        value = get(name := hf if spelling == "hf" else gguf)
+        if value is None and ours == "n_kv_heads":
+            value = found["n_heads"]
+        elif value is None and ours == "head_dim":
+            value = found["d_model"] // found["n_heads"]
+        found[ours] = positive(value, name, largest, source)
+    if found["n_heads"] % found["n_kv_heads"]:
+        raise BadInput(
+            f"{source}: expected a number of query heads divisible by the key-value heads, "
+            f"got {found['n_heads']} and {found['n_kv_heads']}"
+        )
+    if found["head_dim"] % 2:
+        raise BadInput(f"{source}: expected an even head width, got {found['head_dim']}")
+    return found
+
+
+def built(family: Family, source: str, **settings: Any) -> DecoderConfig:
+    """Builds a decoder of a family.
+
+    Raises:
+        BadInput: a setting that is not finite.
+    """
+    theta, eps = settings["rope_theta"], settings["norm_eps"]
+    local, scalar = settings["local_rope_theta"], settings["query_pre_attn_scalar"]
+    channels = settings.get("rotary_channels") or settings["head_dim"]
+    divisors = getattr(settings["rope_scaling"], "divisors", ())
+    if channels % 2 or (divisors and len(divisors) != channels // 2):
+        raise BadInput(
+            f"{source}: expected an even number of rotated channels and a divisor for each two of "
+            f"them, got {channels} and {len(divisors)}"
+        )
+    positive = [theta, *(x for x in (local, scalar) if x is not None)]
+    if not (math.isfinite(eps) and all(0 < x < math.inf for x in positive)):
+        raise BadInput(
+            f"{source}: expected finite numbers, got a norm's epsilon of {eps}, a "
+            f"rotary base of {theta}, {local} where layers slide, "
+            f"and a query_pre_attn_scalar of {scalar}"
+        )
+    return family.build(**settings, **family.traits)
+
+
+def sizes_of(config: DecoderConfig) -> dict[str, int]:
+    """Sizes as config.json spells them."""
+    [layer, *_] = config.layers
+    known = {**vars(layer.mixer), **vars(layer.mlp), **vars(config), "n_layers": config.n_layers}
+    return {hf: known[ours] for ours, hf, *_ in _NUMBERS}
+
+
+def _architecture(config: Mapping[str, Any], source: str) -> str:
+    name = next(iter(config.get("architectures") or []), None)
+    name = name or _MODEL_TYPES.get(config.get("model_type", ""))
+    if name in FAMILIES and "text_config" in config:
+        name = _MODEL_TYPES.get(config["text_config"].get("model_type"), name)
+    if name not in FAMILIES:
+        raise BadInput(
+            f"{source}: architecture {name or config.get('model_type')!r} is not supported; "
+            f"supported: {', '.join(FAMILIES)}"
+        )
+    return name
+
+
+def text_settings(config: Mapping[str, Any]) -> dict[str, Any]:
+    """config.json of the text model of a model of text and images; empty if it has no name."""
+    text = config["text_config"]
+    name = _MODEL_TYPES.get(text.get("model_type"))
+    return {**text, "architectures": [name]} if name else {}
+
+
+def _refuse_unsupported(name: str, config: Mapping[str, Any], source: str) -> None:
+    family = FAMILIES[name]
+    slides = family.slides is not None and bool(config.get("use_sliding_window", True))
+    recurrent = bool(family.recurrent)
+    kinds = ["full_attention", *["sliding_attention"] * slides, *[family.recurrent] * recurrent]
+    activation = family.traits.get("activation", "silu")
+    named = "hidden_act" if "hidden_activation" not in config else "hidden_activation"
+    both_ways = config.get("use_bidirectional_attention")
+    refused = {
+        named: (config.get(named, "silu") != activation, activation),
+        "mlp_bias": (config.get("mlp_bias"), "false"),
+        "num_local_experts": (
+            config.get("num_local_experts") and family.build is dense,
+            "0 (no mixture of experts)",
+        ),
+        "quantization_config": (
+            (config.get("quantization_config") or {}).get("quant_method", "") != family.packed
+            and config.get("quantization_config"),
+            f"{family.packed or 'unquantised weights'} or GGUF",
+        ),
+        "use_sliding_window": (config.get("use_sliding_window") and not slides, "false"),
+        "layer_types": (
+            set(config.get("layer_types") or ()) - {*kinds},
+            " and ".join(kinds) if kinds[1:] else "full_attention only",
+        ),
+        "use_bidirectional_attention": (both_ways, "false"),
+        "conv_bias": (config.get("conv_bias"), "false"),
+        "attn_output_gate": (config.get("attn_output_gate") is False, "true"),
+        **{key: (config.get(key), "null") for key in SOFT_CAPS if key not in family.defaults},
+    }
+    refuse(name, refused, lambda key: str(config.get(key)), source)
+
+
+def windows(
+    family: Family,
+    config: Mapping[str, Any],
+    found: Mapping[str, int],
+    local_theta: float | None,
+    source: str,
+) -> dict[str, Any]:
+    """Reads the window, and which layers slide, as arguments of ``Family.build``.
+
+    Args:
+        found: the decoder's ``sizes``.
+
+    Raises:
+        BadInput: a window that is no positive integer, or not as many kinds as layers.
+    """
+    if family.slides is None or not config.get("use_sliding_window", True):
+        return {}
+    kinds, window = config.get("layer_types"), config.get("sliding_window")
+    window = found["max_position"] if window is None else window
+    if type(window) is not int or window < 1:
+        raise BadInput(
+            f"{source}: expected a positive integer for 'sliding_window', got {window!r}"
+        )
+    n_layers = found["n_layers"]
+    if kinds and len(kinds) != n_layers:
+        raise BadInput(
+            f"{source}: expected a kind for each of {n_layers} layers in 'layer_types', "
+            f"got {len(kinds)}"
+        )
+    if window >= found["max_position"] and local_theta is None:
+        return {}
+    if kinds:
+        sliding = [kind == "sliding_attention" for kind in kinds]
+    else:
+        sliding = [family.slides(config, i) for i in range(n_layers)]
+    return {"window": window, "sliding": sliding}
+
+
+def refuse(
+    name: str, cases: Mapping[str, tuple[Any, Any]], get: Callable[[str], Any], source: str
+) -> None:
+    """Refuses settings with which the same tensors would mean another computation.
+
+    Args:
+        name: of the architecture.
+        cases: for each setting, whether it is refused and what is supported.
+        get: the value of a setting.
+
+    Raises:
+        BadInput: a setting is refused.
+    """
+    for key, (bad, supported) in cases.items():
+        if bad:
+            value = get(key)
+            shown = repr(value[:80] if isinstance(value, str) else value)
+            raise BadInput(
+                f"{source}: {name} with {key} {shown} is not supported; supported: {supported}"
+            )
