@@ -179,14 +179,14 @@ def _config(env: Settings) -> Any:
 
 
 def _paid(episode: Any) -> StepResult:
-    """The rewards of an episode: those of each agent, or of the only one."""
+    """The rewards of an episode: those of each agent; of an only seat, the mean over its traces."""
     paid, parts = dict[str, float](), dict[str, Any]()
     for trace in episode.traces:
         found = {name: r.value for name, r in trace.rewards.items() if r is not None}
-        parts[f"{trace.agent.name}"] = found | trace.metrics
+        parts.setdefault(trace.agent.name, []).append(found | trace.metrics)
         if trace.agent.trainable:
             paid[trace.agent.name] = paid.get(trace.agent.name, 0.0) + sum(found.values())
     info: Mapping[str, Any] = {"verifiers": parts}
-    if len(episode.traces) == 1:
-        return StepResult("", sum(paid.values()), True, info)
+    if len({trace.agent.name for trace in episode.traces}) == 1:
+        return StepResult("", sum(paid.values()) / len(episode.traces), True, info)
     return StepResult("", 0.0, True, info, paid)

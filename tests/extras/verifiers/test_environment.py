@@ -88,4 +88,4 @@ def test_each_seat_is_played_by_its_agent_and_earns_what_stands_on_its_traces(ta
     assert metrics["agent/planner/reward"] == 1.25 and metrics["agent/solver/reward"] == 1.0
     row = json.loads((tmp_path / "run" / "transcripts" / "1.jsonl").read_text().splitlines()[0])
     assert [turn["agent"] for turn in row["turns"]] == ["planner", "solver"]
-    assert row["results"][0]["info"]["verifiers"]["planner"] == {"wrote": 1.0, "both": 0.25}
+    assert row["results"][0]["info"]["verifiers"]["planner"] == [{"wrote": 1.0, "both": 0.25}]
