@@ -656,8 +656,8 @@ def spoiled_by(value: float, where: str):
     def spoil(ours, monkeypatch) -> None:
         whole = ours._estimate
 
-        def estimates(state, batch, scored):
-            found = whole(state, batch, scored)
+        def estimates(state, batch, *scored):
+            found = whole(state, batch, *scored)
             x_EJ = np.array(getattr(found, where))
             x_EJ[tuple(np.argwhere((batch.chain.agent_EJ == 1) & (batch.chain.mask_EJ > 0))[0])] = (
                 value
