@@ -152,6 +152,7 @@ def test_bad_input_leaves_with_code_2_and_one_line(capsys):
     assert capsys.readouterr().err == "marft_jax: first second\n"
 
 
+@pytest.mark.slow
 def test_every_setting_is_read_somewhere(repository):
     sources = "\n".join(
         path.read_text(encoding="utf-8")

@@ -57,6 +57,7 @@ def test_the_samples_of_a_group_share_all_but_their_last_token(pair):
     assert assert_same(*pair, [asked(prompt, i) for i in range(4)]) == 3 * (len(prompt) - 1)
 
 
+@pytest.mark.slow
 def test_a_groups_task_is_computed_once_where_its_system_prompt_was_before(monkeypatch):
     monkeypatch.setattr(compilation, "prefill_tokens", lambda mesh: 8192)  # all in one call
     one, other = engine(True, slots=8), engine(False, slots=8)
@@ -82,6 +83,7 @@ def sampled_until_done(engine: Engine, prompts, turns: int) -> list[int]:
     return ended
 
 
+@pytest.mark.slow
 def test_a_conversation_that_goes_on_goes_before_what_has_waited():
     of_two = engine(True, slots=2)
     prompts = [np.random.default_rng(i).integers(0, 256, 60) for i in range(6)]
@@ -90,6 +92,7 @@ def test_a_conversation_that_goes_on_goes_before_what_has_waited():
     assert sorted(ended) == [*range(6)]
 
 
+@pytest.mark.slow
 def test_the_oldest_request_is_never_overtaken():
     """However many conversations go on beside it."""
     of_two = engine(True, slots=2)
@@ -108,6 +111,7 @@ def test_the_oldest_request_is_never_overtaken():
     assert steps < 20
 
 
+@pytest.mark.slow
 def test_what_a_waiting_request_needs_is_overwritten_last():
     of_three = engine(True, slots=3)
     of_three.load({MAIN: small.adapters(3)}, 0)
@@ -123,6 +127,7 @@ def test_other_adapters_hold_other_keys_and_values(pair):
     assert assert_same(*pair, [asked(with_task(0), i, owner=i % 3) for i in range(3)]) == 0
 
 
+@pytest.mark.slow
 def test_short_beginnings_are_computed_again(pair):
     assert assert_same(*pair, [asked(SYSTEM[: LEAST - 1], i) for i in range(3)]) == 0
     long = [np.concatenate([SYSTEM[:LEAST], with_task(i)[:-60:-1]]) for i in range(2)]
@@ -155,6 +160,7 @@ def test_new_adapters_make_all_that_is_held_stale(pair):
     assert assert_same(one, other, request) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mesh", [(2, 1, 1), (2, 2, 2), (1, 8, 1)])
 def test_each_place_of_a_mesh_takes_over_what_lies_there(mesh):
     split = small.engine(small.mesh_of(*mesh), context=CONTEXT, slots=16)

@@ -355,6 +355,7 @@ def test_a_peft_folder_of_experts_is_read_as_it_was_written(tmp_path):
     chex.assert_trees_all_close(loaded, tree, rtol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stacked", [False, True])
 @pytest.mark.parametrize("mesh", [(1, 1, 1), (2, 2, 2)], ids=str)
 def test_gradients_of_each_owners_experts_are_the_same_on_every_mesh(stacked, mesh):
@@ -389,6 +390,7 @@ def gradients(config: DecoderConfig, mesh: tuple[int, int, int]) -> lora.Adapter
     return jax.device_get(small.mesh.with_mesh(where, run)(params, adapters(SPARSE)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("config", [MIXED, SPARSE], ids=["mixed", "sparse"])
 def test_rollout_and_update_route_the_same_tokens_alike(config):
     """Log-probs of the engine are those of whole rows, whoever else is in the batch."""

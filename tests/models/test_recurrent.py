@@ -166,6 +166,7 @@ def test_chunks_stay_exact_where_all_keys_are_alike():
     chex.assert_trees_all_close(found, expected, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_sequences_of_a_row_are_computed_as_if_each_were_alone(name="mixed"):
     """Their values, and by gradient: no token has one from another sequence of its row."""
     rng, lengths = np.random.default_rng(3), (5, 70, 2, 13)

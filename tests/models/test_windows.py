@@ -134,6 +134,7 @@ def asked(n: int, shared: int = 0) -> list[Request]:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "stacked, config",
     [(False, CONFIG), (True, CONFIG), (False, RULES), (True, RULES)],
@@ -155,6 +156,7 @@ def test_logprobs_of_the_engine_are_those_of_a_full_forward_pass(stacked, config
         np.testing.assert_allclose(completion.logprobs, picked, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_a_cached_prefix_is_read_as_far_as_the_window_goes():
     engines = [
         small.engine(context=192, layers=LAYERS, reuse=reuse, config=CONFIG)

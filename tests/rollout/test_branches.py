@@ -61,6 +61,7 @@ def as_written(turn):
     return plain(turn)._replace(answers=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("workflow", "shared"), TOPOLOGIES)
 def test_200_branches_in_which_the_same_is_sampled_equal_their_trunks(workflow, shared):
     """Of each topology: half of them where agents share a conversation."""

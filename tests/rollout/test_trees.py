@@ -43,6 +43,7 @@ def played(rollout, credit: str, samples=SAMPLES, **algo):
 BEST = {"branch_at": "every", "branch_continue": "best", "step_reward": f"{__name__}:length"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("workflow", "shared"), [TOPOLOGIES[i] for i in (0, 3, 4, 7)])
 def test_of_the_samples_of_a_turn_the_one_with_the_best_step_reward_goes_on(workflow, shared):
     rollout, engine = rollout_of(workflow, shared, by_branch)
@@ -95,6 +96,7 @@ def test_agents_alone_are_graded_on_the_task_and_change_no_other_sample():
     assert len({request.key for request in engine.requests}) == len(engine.requests)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("credit", "more"), [("siblings", {"branch_at": "every"}), ("solo", {})])
 def test_a_budget_of_leaves_or_tokens_is_that_of_a_step_without_branches(credit, more):
     samples = [Sample(i // 2, i // 2, i % 2) for i in range(60)]
