@@ -28,7 +28,7 @@ from marft_jax.learning.rows import Level, Rows, means_by_agent
 from marft_jax.learning.settings import LearnerSettings
 from marft_jax.learning.state import TrainState
 from marft_jax.learning.teaching import Teaching, pack_taught, teacher_advantage
-from marft_jax.learning.values import Scored, reads_base, reads_prompts
+from marft_jax.learning.values import Scored, reads_base, reads_prompts, updated_bases
 from marft_jax.models import lora
 from marft_jax.models.weights.load import BaseModel
 from marft_jax.parallel import mesh as mesh_lib
@@ -129,8 +129,8 @@ class Learner:
         baseline, scale = jax.device_put(averages, mesh_lib.replicated(self._mesh))
         past, state = state.past, state._replace(baseline=baseline, values_scale=scale, past=())
         trainable, stepped = self.trainable(step), []
-        learning = self._team.learning_bases
-        learned = {b: own for b, own in rows.items() if b in learning or self._settings.critic}
+        updated = updated_bases(self._settings, self._team)
+        learned = {base: own for base, own in rows.items() if base in updated}
         for minibatch in self._order(step, learned, batch.blocks):
             total = self._run.zeros(state.adapters, state.critic)
             for base, u in minibatch:
@@ -205,7 +205,7 @@ class Learner:
 
     def _logprobs(
         self,
-        adapters: Mapping[str, lora.Adapters],
+        adapters: Mapping[str, lora.Adapters | None],
         rows: Mapping[str, Sequence[Rows[jax.Array]]],
     ) -> dict[str, list[jax.Array]]:
         """Log-probs of the actions in each base's rows under these adapters, before the update:
@@ -225,10 +225,8 @@ class Learner:
         """Computes the advantages from teachers; None without any."""
         if batch.taught is None or self._teaching is None:
             return None
-        none: dict[str, Any] = dict.fromkeys(self._teaching.bases)
-        scored = self._logprobs(
-            {**none, **self._teaching.adapters}, self._microbatches(batch.taught.rows)
-        )
+        rows = self._microbatches(batch.taught.rows)
+        scored = self._logprobs(self._teaching.adapters, rows)
         teacher = {base: np.stack(mesh_lib.fetch(own)) for base, own in scored.items()}
         student = {base: own.actions.behaviour_BA for base, own in batch.rows.items()}
         return teacher_advantage(batch.chain, batch.taught, student, teacher)

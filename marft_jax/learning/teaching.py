@@ -31,13 +31,13 @@ class Teaching(NamedTuple):
         bases: those that teach, by name.
         on: the base of each agent's teacher; "" for an agent without a teacher.
         owners: the adapter of each agent's teacher, among those of its base; None as above.
-        adapters: of each base whose teachers have any.
+        adapters: of each base; None where its teachers have none.
     """
 
     bases: Mapping[str, BaseModel]
     on: Sequence[str]
     owners: Sequence[int | None]
-    adapters: Mapping[str, Adapters]
+    adapters: Mapping[str, Adapters | None]
 
 
 def pack_taught(
@@ -94,21 +94,19 @@ def _shown(episode: Episode, team: Team, teaching: Teaching) -> Episode | None:
     A prompt that would not fit into the teacher's model is the student's own.
     """
 
-    def prompt(turn: Turn) -> np.ndarray:
-        teacher = team.teachers[turn.agent]
-        hint = teacher.hint(episode, turn.step) if teacher else ""
-        if hint is None:
-            raise LookupError
+    def prompt(turn: Turn, hint: str) -> np.ndarray:
         longer = team.with_hint(turn.agent, turn.prompt, hint) if hint else turn.prompt
         base = teaching.bases.get(teaching.on[turn.agent])
         fits = base is None or len(longer) + len(turn.action) <= base.config.max_position
         return longer if fits else turn.prompt
 
-    try:
-        turns = [turn._replace(prompt=prompt(turn)) for turn in episode.turns]
-    except LookupError:
+    teachers = [(turn, team.teachers[turn.agent]) for turn in episode.turns]
+    hints = [teacher.hint(episode, turn.step) if teacher else "" for turn, teacher in teachers]
+    known = [hint for hint in hints if hint is not None]
+    if len(known) < len(hints):
         return None
-    return episode._replace(turns=turns)
+    turns = zip(episode.turns, known, strict=True)
+    return episode._replace(turns=[turn._replace(prompt=prompt(turn, h)) for turn, h in turns])
 
 
 def _check_answers(shown: Sequence[Episode | None], team: Team) -> None:

@@ -15,6 +15,7 @@ from marft_jax.learning.rows import Level, Rows
 from marft_jax.learning.settings import LearnerSettings
 from marft_jax.models import lora
 from marft_jax.models.decoder import Base
+from marft_jax.team.prompts import Team
 
 
 class LearnerSpec(NamedTuple):
@@ -45,6 +46,11 @@ def reads_prompts(settings: LearnerSettings, level: Level) -> bool:
 def reads_base(settings: LearnerSettings) -> bool:
     """True where there is anything to score before the update."""
     return settings.critic is not None or settings.reference == "base"
+
+
+def updated_bases(settings: LearnerSettings, team: Team) -> tuple[str, ...]:
+    """Bases with a backward pass: those with an adapter that learns, all of them with a critic."""
+    return team.learning_bases if settings.critic is None else tuple(team.adapters)
 
 
 def score(

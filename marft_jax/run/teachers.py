@@ -50,9 +50,8 @@ def open_teaching(session: Session, blueprint: Blueprint) -> Teaching | None:
             inits[base].append(teacher.init)
         owners.append(inits[base].index(teacher.init) if teacher else None)
     adapters = {
-        base: _adapters(config, team, base, bases[base], own)
+        base: _adapters(config, team, base, bases[base], own) if any(own) else None
         for base, own in inits.items()
-        if any(own)
     }
     placed = mesh_lib.put(jax.device_get(adapters), mesh_lib.replicated(session.mesh))
     return Teaching(bases, on, owners, placed)

@@ -172,7 +172,7 @@ def _check_team(team: Blueprint, source: str) -> None:
             what = f"one of {', '.join(sorted(known))}, got {base!r}; list it under `bases:`"
             raise BadInput(f"{source}: agent {profile.name!r}: base: expected {what}")
     taught_by = {teacher.base for teacher in team.teachers if teacher}
-    if unknown := taught_by - known - {None}:
+    if unknown := taught_by - known:
         what = f"one of {', '.join(sorted(known))}, got {', '.join(map(str, unknown))}"
         raise BadInput(f"{source}: teacher: base: expected {what}; list it under `bases:`")
     if unused := {*team.bases} - {*team.on} - taught_by or {MAIN} & {*team.bases}:

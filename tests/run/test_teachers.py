@@ -35,7 +35,7 @@ def learner_of(*teachers, adapters=None, **algo):
     settings = resolve(small.config(algo=algo, lora=lora), {MAIN: ("tiny", base.config)})
     on = tuple(MAIN if teacher else "" for teacher in teachers)
     owners = tuple(i if teacher else None for i, teacher in enumerate(teachers))
-    teaching = Teaching({MAIN: base}, on, owners, {MAIN: adapters} if adapters else {})
+    teaching = Teaching({MAIN: base}, on, owners, {MAIN: adapters})
     how = find_algorithm("distill"), small.one_device(), teaching
     return Learner(settings, {MAIN: base}, team, *how), team
 

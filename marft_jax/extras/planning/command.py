@@ -82,10 +82,10 @@ def plans(
     }
     team = make_team(config.team, config.lora.mode, blueprint, talk)
     work = step_work(config, team, workflow_of(config.team, blueprint))
-    found = {}
+    algorithm, found = find_algorithm(config.algo.name), dict[str, verdict.Plan]()
     for base, decoder in decoders.items():
         own = dataclasses.replace(config, model=models[base])
-        algorithm, (members, part) = find_algorithm(config.algo.name), on_base(team, work, base)
+        members, part = on_base(team, work, base)
         run = describe(own, members, algorithm, decoder, part, topology)
         log(title(run, topology))
         programs = compiled(run, log)

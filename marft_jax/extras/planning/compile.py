@@ -29,7 +29,7 @@ from marft_jax.learning.gradients import Targets
 from marft_jax.learning.rows import Rows
 from marft_jax.learning.settings import LearnerSettings, resolve
 from marft_jax.learning.state import TrainState
-from marft_jax.learning.values import reads_base
+from marft_jax.learning.values import reads_base, updated_bases
 from marft_jax.models.decoder import DecoderConfig
 from marft_jax.models.lora import check_targets
 from marft_jax.models.weights.load import decoder_on
@@ -244,7 +244,7 @@ def _learning(run: Run) -> dict[str, Any]:
     adapters = run.team.adapters.items()
     trainable = {base: jax.ShapeDtypeStruct((count,), bool) for base, count in adapters}
     stepped = run.state._replace(past=())
-    if not run.team.learning_bases and run.learning.critic is None:
+    if not updated_bases(run.learning, run.team):
         return {}
     lowered = {
         "gradients": of_base.accumulate.lower(
