@@ -5,24 +5,21 @@ A tiny model cannot compute them in one turn. With a tool it can: ``calculator.y
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from typing import Any
 
+from configs.studies.products import by_split
 from marft_jax.envs.arithmetic import grade
-from marft_jax.envs.base import Member, QuestionEnv, Split, Task, held_out
+from marft_jax.envs.base import Member, QuestionEnv, Split, Task
 
-_QUESTIONS = [f"{a}*{b}=?" for a in range(11, 100) for b in range(11, 100)]
-_QUESTIONS.sort(key=lambda question: hashlib.sha256(question.encode()).hexdigest()[16:])
-_HELD_OUT = [question for question in _QUESTIONS if held_out(question, 0.1)]
-_TRAIN = [question for question in _QUESTIONS if question not in _HELD_OUT]
+_QUESTIONS = by_split([f"{a}*{b}=?" for a in range(11, 100) for b in range(11, 100)], 0.1)
 
 
 class LongProducts(QuestionEnv):
     """7,921 products, a tenth of them for evaluation only."""
 
     def __init__(self, split: Split = "train") -> None:
-        questions = _TRAIN if split == "train" else _HELD_OUT
+        questions = _QUESTIONS[split]
         super().__init__(lambda seed: _task(questions[seed % len(questions)]), grade)
 
     def demonstrate(self, agents: Sequence[Member]) -> list[dict[str, Any]]:

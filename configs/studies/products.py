@@ -13,17 +13,24 @@ from collections.abc import Sequence
 from marft_jax.envs.arithmetic import divided, grade
 from marft_jax.envs.base import Member, QuestionEnv, Split, Task, held_out
 
-_QUESTIONS = [f"{a}*{b}=?" for a in range(11, 100) if a % 10 for b in range(2, 10)]
-_QUESTIONS.sort(key=lambda question: hashlib.sha256(question.encode()).hexdigest()[16:])
-_HELD_OUT = [question for question in _QUESTIONS if held_out(question, 0.2)]
-_TRAIN = [question for question in _QUESTIONS if question not in _HELD_OUT]
+
+def by_split(questions: Sequence[str], holdout: float) -> dict[Split, list[str]]:
+    """The questions of each split, in a fixed pseudo-random order."""
+    found: dict[Split, list[str]] = {"train": [], "eval": []}
+    for question in sorted(questions, key=lambda q: hashlib.sha256(q.encode()).hexdigest()[16:]):
+        found["eval" if held_out(question, holdout) else "train"].append(question)
+    return found
+
+
+_ALL = [f"{a}*{b}=?" for a in range(11, 100) if a % 10 for b in range(2, 10)]
+_QUESTIONS = by_split(_ALL, 0.2)
 
 
 class Products(QuestionEnv):
     """648 products, a fifth of them for evaluation only."""
 
     def __init__(self, split: Split = "train") -> None:
-        questions = _TRAIN if split == "train" else _HELD_OUT
+        questions = _QUESTIONS[split]
         super().__init__(lambda seed: _task(questions[seed % len(questions)]), grade)
 
     def demonstrate(self, agents: Sequence[Member]) -> list[dict[str, str]]:

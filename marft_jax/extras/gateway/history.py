@@ -91,10 +91,11 @@ class History:
             ApiError: no such agent, or what cannot be trained.
         """
         names = self._team.names
-        if call.model not in names and len(names) > 1:  # one agent answers to every name
-            what = f"model: expected one of {', '.join(names)}, got {call.model!r:.80}"
+        model = names[0] if len(names) == 1 else call.model  # one agent answers to every name
+        if model not in names:
+            what = f"model: expected one of {', '.join(names)}, got {model!r:.80}"
             raise ApiError(404, what, "model", "model_not_found")
-        agent = names.index(call.model) if len(names) > 1 else 0
+        agent = names.index(model)
         check_tools(self._team.tokenizers[agent], call)
         prompt, start, known = self._prompt(agent, call)
         sampling = sampling_of(self._team, call, agent, len(prompt))

@@ -166,15 +166,16 @@ def read_call(body: bytes) -> Call:
 def _form(fields: Mapping[str, Any]) -> str:
     """Reads ``response_format``: the JSON schema that it asks for, or ""."""
     name, given = "response_format", fields.get("response_format") or {"type": "text"}
-    kind = given.get("type") if isinstance(given, dict) else None
-    own: Any = given.get("json_schema") if isinstance(given, dict) else None
-    schema = {"type": "object"} if kind == "json_object" else None
-    schema = own.get("schema") if kind == "json_schema" and isinstance(own, dict) else schema
-    if kind == "text":
-        return ""
-    if not isinstance(schema, dict):
-        what = 'text, json_object, or json_schema with {"json_schema": {"schema": {...}}}'
-        raise ApiError(400, f"{name}: expected {what}, got {shown(given)}", name)
+    match given:
+        case {"type": "text"}:
+            return ""
+        case {"type": "json_object"}:
+            schema = {"type": "object"}
+        case {"type": "json_schema", "json_schema": {"schema": dict(schema)}}:
+            pass
+        case _:
+            what = 'text, json_object, or json_schema with {"json_schema": {"schema": {...}}}'
+            raise ApiError(400, f"{name}: expected {what}, got {shown(given)}", name)
     if fields.get("tools"):
         raise ApiError(400, f"{name}: not offered together with tools", name)
     text = json.dumps(schema)

@@ -58,7 +58,7 @@ def source(given: Mapping[str, Any], where: str) -> Source:
     try:
         from marft_jax.extras.mcp.connection import Connection, run
     except ImportError as error:
-        what = "the package mcp, version 2 or newer: pip install 'marft_jax[mcp]'"
+        what = 'the package mcp, version 2 or newer: pip install -e ".[mcp]"'
         raise BadInput(f"{where}: it needs {what} ({described(error)})") from None
 
     quiet = open(os.devnull, "w")  # noqa: SIM115 (servers write their errors to it)

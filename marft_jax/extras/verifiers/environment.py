@@ -17,11 +17,10 @@ import json
 import queue
 import secrets
 import threading
-from collections.abc import Mapping
 from typing import Any
 
 from marft_jax.config import EnvSettings
-from marft_jax.envs.base import EVAL_SEEDS, EnvSource, Split, held_out
+from marft_jax.envs.base import EnvSource, Split, held_out
 from marft_jax.errors import BadInput, reason
 from marft_jax.plugins import load_extra
 from marft_jax.setting import Count, Fraction
@@ -87,8 +86,8 @@ class _Played:
             raise
         except Exception as error:  # a taskset is a program
             raise BadInput(f"--env.taskset {env.taskset or 'none'}: {reason(error)}") from error
-        wanted = split == "eval"
-        self.tasks = [task for task in tasks if held_out(task.key, env.holdout) == wanted]
+        is_eval = split == "eval"
+        self.tasks = [task for task in tasks if held_out(task.key, env.holdout) == is_eval]
         if not self.tasks:
             raise BadInput(
                 f"--env.holdout {env.holdout}: expected tasks of both kinds, got {len(tasks)} in "
@@ -104,7 +103,7 @@ class _Played:
         """Plays an episode, and pays each agent what stands on its traces."""
         clients = _module("clients")
         self._start()
-        own = self.tasks[task % EVAL_SEEDS % len(self.tasks)]
+        own = self.tasks[task % len(self.tasks)]
         with self._name() as name:
             client.enter(*name)
             at = clients.EvalClientConfig(
@@ -172,9 +171,8 @@ def _config(env: Settings) -> Any:
         raise BadInput(f"--env.args: expected a JSON object, got {env.args:.60}")
     kind = loaders.env_config_type(env.taskset, given.get("id", ""))
     seats = [n for n, f in kind.model_fields.items() if isinstance(f.default, seat_type)]
-    own: dict[str, Any] = {seat: {**_SEAT, "model": seat} for seat in seats}
     taskset = {"id": env.taskset, **given.get("taskset", {})}
-    seated = {seat: own[seat] | given.get(seat, {}) for seat in seats}
+    seated = {seat: {**_SEAT, "model": seat, **given.get(seat, {})} for seat in seats}
     return loaders.resolve_env_config({**given, **seated, "taskset": taskset})
 
 
@@ -186,7 +184,7 @@ def _paid(episode: Any) -> StepResult:
         parts.setdefault(trace.agent.name, []).append(found | trace.metrics)
         if trace.agent.trainable:
             paid[trace.agent.name] = paid.get(trace.agent.name, 0.0) + sum(found.values())
-    info: Mapping[str, Any] = {"verifiers": parts}
-    if len({trace.agent.name for trace in episode.traces}) == 1:
+    info = {"verifiers": parts}
+    if len(parts) == 1:
         return StepResult("", sum(paid.values()) / len(episode.traces), True, info)
     return StepResult("", 0.0, True, info, paid)
