@@ -212,7 +212,7 @@ def test_a_run_that_was_killed_ends_like_one_that_was_not(repository, tmp_path):
     """At its start, in a step and in a save, with a lag, which has more to lose; ``--kills 24`` is
     the long form."""
     command = [sys.executable, str(repository / "scripts" / "fault_test.py"), "--kills", "3"]
-    flags = ["--steps", "16", "--save-every", "2", "--dir", str(tmp_path), "--algo.episodes", "8"]
+    flags = ["--steps", "10", "--save-every", "2", "--dir", str(tmp_path), "--algo.episodes", "8"]
     flags += ["--rollout.lag", "2"]
     done = subprocess.run([*command, *flags], cwd=repository, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr

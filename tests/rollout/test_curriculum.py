@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import json
-
 import jax.numpy as jnp
 import pytest
 
-from marft_jax import cli, train
 from marft_jax.config import EnvSettings
 from marft_jax.envs import base
 from marft_jax.errors import BadInput
@@ -78,22 +75,3 @@ def test_a_users_class_may_have_levels():
     curriculum = Curriculum(base.make(config, "train"), config)
     assert [question(curriculum.source(i)) for i in range(3)] == ["level 0", "level 1", "level 2"]
     assert question(base.make(config, "eval")) == "level 2"
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("one_device")
-def test_the_level_is_a_metric_and_continues(tmp_path):
-    """Two and one steps are three: the level is part of the checkpoint."""
-    words = ["--algo.episodes", "8", "--env.curriculum", "0.05", "--run.loggers", "none"]
-    words += ["--algo.minibatches", "1", "--algo.epochs", "1"]
-
-    def levels(run: str, *steps: int) -> list[float]:
-        for count in steps:
-            flags = ["--run.dir", str(tmp_path / run), "--run.steps", str(count)]
-            assert train.train_team(cli.parse([*flags, *words])) == 0
-        lines = (tmp_path / run / "metrics.jsonl").read_text().splitlines()
-        return [json.loads(line)["curriculum/level"] for line in lines]
-
-    whole = levels("whole", 3)
-    assert whole[0] == 0 and whole[-1] == 1
-    assert levels("parts", 2, 3) == whole

@@ -26,12 +26,12 @@ from marft_jax.run import signals
 from marft_jax.types import MAIN
 
 SMALL = ["--algo.episodes", "8", "--run.loggers", "none", "--run.transcripts_every", "1"]
+LAG = 2
 LEVELS = ["--env.curriculum", "0.15", "--eval.every", "2", "--eval.episodes", "4"]
-SIBLINGS = ["--algo.name", "grpo", "--algo.credit", "siblings", "--algo.branches", "2"]
 TREE = ["--algo.name", "grpo", "--algo.credit", "tree", "--algo.branches", "1", "--algo.branch_at",
         "every", "--algo.branch_continue", "best", "--algo.branch_budget", "leaves"]  # fmt: skip
-LAGS = {2: SIBLINGS, 4: [*LEVELS, *TREE]}
-"""With what depends on earlier samples: branches; levels, evaluations between, and trees."""
+FLAGS = [*LEVELS, *TREE, "--rollout.lag", LAG]
+"""With what depends on earlier samples: levels, evaluations between, and trees."""
 
 
 pytestmark = pytest.mark.usefixtures("one_device")
@@ -75,11 +75,11 @@ def on_two_devices(patch: pytest.MonkeyPatch) -> list[str]:
     return ["--mesh.rollout", "1"]
 
 
-@pytest.fixture(scope="module", params=LAGS)
-def whole(request, tmp_path_factory):
-    """(lag, its flags, six uninterrupted steps, what sampled each)."""
-    run, flags = tmp_path_factory.mktemp("lag") / "whole", LAGS[request.param]
-    flags = [*flags, "--rollout.lag", request.param, "--run.save_every", 1, "--run.keep", 9]
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """(six uninterrupted steps, what sampled each)."""
+    run = tmp_path_factory.mktemp("lag") / "whole"
+    flags = [*FLAGS, "--run.save_every", 1, "--run.keep", 9]
     sampled, play = [], RolloutSource._play
 
     def noted(self, job, cancelled):
@@ -89,26 +89,26 @@ def whole(request, tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(RolloutSource, "_play", noted)
         assert run_train(run, *flags, "--run.steps", 6) == 0
-    return request.param, flags, run, sampled
+    return run, sampled
 
 
 @pytest.mark.slow
 def test_step_s_is_sampled_with_the_adapters_after_s_minus_lag_updates(whole):
-    lag, flags, run, sampled = whole
-    assert [job.version for job, _ in sampled] == [max(0, step - lag) for step in range(6)]
+    run, sampled = whole
+    assert [job.version for job, _ in sampled] == [max(0, step - LAG) for step in range(6)]
     for job, adapters in sampled:
         if job.version:
             jax.tree.map(np.testing.assert_array_equal, adapters,
                          arrays_of(run, job.version)["policies"][MAIN]["adapters"])  # fmt: skip
     rows = lines_of(run)
     assert [row["rollout/version"] for row in rows] == [job.version for job, _ in sampled]
-    assert [row["rollout/lag"] for row in rows] == [min(step, lag) for step in range(6)]
-    if "--env.curriculum" in flags:  # the first reward is enough, and known from version 1 on
-        assert [job.level for job, _ in sampled] == [0, 0, 0, 0, 0, 1]
-        assert [row["curriculum/level"] for row in rows] == [0, 0, 0, 0, 0, 1]
+    assert [row["rollout/lag"] for row in rows] == [min(step, LAG) for step in range(6)]
+    # The first reward is enough for the next level, and known from version 1 on.
+    assert [job.level for job, _ in sampled] == [0, 0, 0, 1, 1, 1]
+    assert [row["curriculum/level"] for row in rows] == [0, 0, 0, 1, 1, 1]
     past = arrays_of(run, 6)["past"]
-    assert len(past) == lag
-    for version, kept in enumerate(past, start=6 - lag):
+    assert len(past) == LAG
+    for version, kept in enumerate(past, start=6 - LAG):
         before = arrays_of(run, version)
         jax.tree.map(
             np.testing.assert_array_equal,
@@ -120,7 +120,7 @@ def test_step_s_is_sampled_with_the_adapters_after_s_minus_lag_updates(whole):
 
 @pytest.mark.slow
 def test_a_run_with_a_lag_reports_it_and_weighs_stale_samples(whole):
-    _, _, run, _ = whole
+    run, _ = whole
     settings = cli.parse(["--config", str(run / "config.yaml")])
     assert settings.algo.correction == "decoupled"
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
@@ -132,15 +132,13 @@ def test_a_run_with_a_lag_reports_it_and_weighs_stale_samples(whole):
 
 @pytest.mark.slow
 def test_what_is_slow_changes_nothing(whole, tmp_path, monkeypatch):
-    """Environments and the thread that plays, here on a device of its own, or the learner."""
-    lag, flags, run, _ = whole
-    if lag != 2:
-        flags = [*flags, *on_two_devices(monkeypatch)]
-        slowed(monkeypatch, Addition, "reset", 0.0, 0.03, 0.0, 0.01)
-        slowed(monkeypatch, RolloutSource, "_play", 0.5, 0.0, 0.2)
-    else:
-        slowed(monkeypatch, Learner, "learn", 0.0, 0.6, 0.2)
-    assert run_train(tmp_path / "run", *flags, "--run.steps", 6) == 0
+    """Environments, the thread that plays, here on a device of its own, and the learner."""
+    run, _ = whole
+    slowed(monkeypatch, Addition, "reset", 0.0, 0.03, 0.0, 0.01)
+    slowed(monkeypatch, RolloutSource, "_play", 0.5, 0.0, 0.2)
+    slowed(monkeypatch, Learner, "learn", 0.0, 0.0, 0.6)
+    flags = [*FLAGS, *on_two_devices(monkeypatch), "--run.steps", 6]
+    assert run_train(tmp_path / "run", *flags) == 0
     assert_same(tmp_path / "run", run, 6)
 
 
@@ -159,11 +157,10 @@ def test_a_device_that_only_plays_changes_nothing_without_a_lag_either(tmp_path,
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("whole", [2], indirect=True)
 def test_a_run_that_is_killed_in_any_step_continues_exactly(whole, tmp_path, monkeypatch):
     """Between saves, in its first steps and later: what was in flight is played again."""
-    _, flags, run, _ = whole
-    flags = [*flags, "--run.save_every", 2, "--run.steps", 6]
+    run, _ = whole
+    flags = [*FLAGS, "--run.save_every", 2, "--run.steps", 6]
     for step in (3, 6):
         with killed_after(step, monkeypatch):
             train.main([*SMALL, "--run.dir", str(tmp_path / "run"), *map(str, flags)])
@@ -173,10 +170,10 @@ def test_a_run_that_is_killed_in_any_step_continues_exactly(whole, tmp_path, mon
 
 @pytest.mark.slow
 def test_another_lag_is_refused_when_a_run_continues(whole, capsys):
-    lag, _, run, _ = whole
-    assert run_train(run, "--rollout.lag", lag + 1, "--run.steps", 7) == 2
+    run, _ = whole
+    assert run_train(run, "--rollout.lag", LAG + 1, "--run.steps", 7) == 2
     [line] = capsys.readouterr().err.strip().splitlines()
-    assert f"--rollout.lag was {lag}, is {lag + 1}" in line
+    assert f"--rollout.lag was {LAG}, is {LAG + 1}" in line
 
 
 ENV = """
@@ -316,15 +313,15 @@ def test_a_rollback_drops_what_was_played_ahead(own_env, tmp_path, monkeypatch):
             "self.late = ", "self.broken = 24 <= seed < 8000\n        self.late = "
         )
     )
-    flags += ["--guard.skips", 2, "--run.save_every", 2, "--run.steps", 8]
+    flags += ["--guard.skips", 2, "--run.save_every", 2, "--run.steps", 6]
     for name in ("one", "two"):
         assert run_train(tmp_path / name, *flags) == 0
         slowed(monkeypatch, RolloutSource, "_play", 0.3, 0.0)
     rows = lines_of(tmp_path / "one")
-    assert [row["step"] for row in rows] == [1, 2, 3, 4, 5, 6, 7, 8]
-    assert [row["guard/rollbacks"] for row in rows] == [0, 0, 1, 1, 1, 1, 1, 1]
-    assert [row["rollout/version"] for row in rows] == [0, 0, 0, 1, 2, 3, 4, 5]
-    assert_same(tmp_path / "one", tmp_path / "two", 8)
+    assert [row["step"] for row in rows] == [1, 2, 3, 4, 5, 6]
+    assert [row["guard/rollbacks"] for row in rows] == [0, 0, 1, 1, 1, 1]
+    assert [row["rollout/version"] for row in rows] == [0, 0, 0, 1, 2, 3]
+    assert_same(tmp_path / "one", tmp_path / "two", 6)
 
 
 def test_demonstrations_have_no_lag():
