@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Literal
@@ -39,7 +40,7 @@ class Base:
     def beside(self, folder: Path) -> Base:
         """Makes the path of a model that lies beside the team file absolute."""
         path = folder / Path(self.model).expanduser()
-        return dataclasses.replace(self, model=str(path.absolute())) if path.exists() else self
+        return dataclasses.replace(self, model=os.path.abspath(path)) if path.exists() else self
 
 
 def folder_of(adapter: str, base: str, several: bool) -> str:

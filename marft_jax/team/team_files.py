@@ -143,7 +143,7 @@ def _beside(member: _Member, folder: Path) -> _Member:
     """Makes the path of an adapter absolute; it is relative to the team file."""
     if member is None or member.init is None:
         return member
-    init = str((folder / Path(member.init).expanduser()).absolute())
+    init = os.path.abspath(folder / Path(member.init).expanduser())
     return dataclasses.replace(member, init=init)
 
 
