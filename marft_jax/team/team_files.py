@@ -23,6 +23,7 @@ teacher: {base: large, sees: answer} # --algo.name distill: see teachers.py; als
 from __future__ import annotations
 
 import dataclasses
+import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
