@@ -21,7 +21,6 @@ from rich.console import Console
 
 from marft_jax import cli
 from marft_jax import config as config_lib
-from marft_jax.errors import BadInput
 from marft_jax.extras.planning import cost, verdict
 from marft_jax.extras.planning.compile import Run, compiled, describe
 from marft_jax.extras.planning.topology import Topology, find_topology
@@ -72,21 +71,23 @@ def plans(
         BadInput: the model, the team or the mesh is wrong.
     """
     blueprint = load_team(config.team.file)
-    if any(blueprint.teachers) and config.algo.teacher_coef:
-        raise BadInput("--algo.name distill: a plan has no teachers; plan the team with grpo")
-    models = models_of(config.model, blueprint.bases, blueprint.on)
+    teachers = blueprint.teachers if config.algo.teacher_coef else ()
+    taught_by = [teacher.base or "" if teacher else "" for teacher in teachers]
+    models = models_of(config.model, blueprint.bases, [*blueprint.on, *filter(None, taught_by)])
     decoders = {base: decoder_config(model.base) for base, model in models.items()}
     talk = {
         base: (ByteTokenizer(), min(models[base].context, decoder.max_position))
         for base, decoder in decoders.items()
+        if base in blueprint.on
     }
     team = make_team(config.team, config.lora.mode, blueprint, talk)
     work = step_work(config, team, workflow_of(config.team, blueprint))
     algorithm, found = find_algorithm(config.algo.name), dict[str, verdict.Plan]()
     for base, decoder in decoders.items():
         own = dataclasses.replace(config, model=models[base])
-        members, part = on_base(team, work, base)
-        run = describe(own, members, algorithm, decoder, part, topology)
+        parts = [on_base(team, work, base, on) for on in (team.bases, taught_by) if base in on]
+        (members, part), taught = parts[0], parts[-1] if base in taught_by else None
+        run = describe(own, members, algorithm, decoder, part, topology, taught)
         log(title(run, topology))
         programs = compiled(run, log)
         memory, peaks = verdict.memory_of(run, programs)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 import time
@@ -30,8 +31,8 @@ from marft_jax.learning.rows import Rows
 from marft_jax.learning.settings import LearnerSettings, resolve
 from marft_jax.learning.state import TrainState
 from marft_jax.learning.values import reads_base, updated_bases
+from marft_jax.models import lora
 from marft_jax.models.decoder import DecoderConfig
-from marft_jax.models.lora import check_targets
 from marft_jax.models.weights.load import decoder_on
 from marft_jax.parallel import mesh as mesh_lib
 from marft_jax.parallel import processes
@@ -75,6 +76,8 @@ class Run(NamedTuple):
         hosts: number of hosts; each has one process.
         base, state, slots: abstract arrays; ``batch`` has host arrays.
         base_here: the base on ``here``.
+        taught: what teachers on the base read; None without teachers.
+        teachers: their adapters; None where they have none.
     """
 
     config: Config
@@ -93,6 +96,13 @@ class Run(NamedTuple):
     batch: batch_lib.Batch
     engine: engine.Programs
     learner: programs_lib.Programs
+    taught: Rows[np.ndarray] | None = None
+    teachers: Any = None
+
+    @property
+    def plays(self) -> bool:
+        """True where agents run on the base; else it only teaches."""
+        return bool(self.team.adapters)
 
 
 def describe(
@@ -102,8 +112,12 @@ def describe(
     model: DecoderConfig,
     work: Work,
     topology: Topology,
+    taught: tuple[Team, Work] | None = None,
 ) -> Run:
     """Describes all that a run puts on the devices, as shapes.
+
+    Args:
+        taught: the agents with teachers on the base, and their work, as ``work.on_base`` gives it.
 
     Raises:
         BadInput: the mesh does not fit the topology.
@@ -112,7 +126,7 @@ def describe(
     mesh, playing = mesh_lib.make_meshes(config.mesh, devices, topology.per_host)
     for each in (mesh, playing):
         mesh_lib.check_heads(each, model.heads)
-    check_targets(model, config.lora.targets)
+    lora.check_targets(model, config.lora.targets)
     own = np.asarray(topology.host)[-playing.size // hosts :]
     here = Mesh(own.reshape(-1, *playing.devices.shape[1:]), mesh_lib.AXES)
     dtype, alpha = jnp.dtype(config.model.dtype), config.lora.alpha
@@ -126,22 +140,32 @@ def describe(
     learned = programs_lib.programs(settings, {MAIN: (model, graphdef)}, team, algorithm, mesh)
     shards = mesh_lib.row_shards(mesh)
     batch = longest_batch(settings, team, algorithm.level, work, shards, model.d_model)
-    return Run(
+    run = Run(
         config, settings, team, model, work, mesh, here, hosts, shape, base,
         _base(config, model, here)[2], learned.init.eval_shape(), played.slots, batch, played,
         learned,
     )  # fmt: skip
+    if taught is None:
+        return run
+    read = longest_batch(settings, taught[0], "token", taught[1], shards, model.d_model).rows[MAIN]
+    return run._replace(taught=read, teachers=_teachers(run, taught[0]))
 
 
 def lowered(run: Run) -> dict[str, tuple[Any, Sequence[int]]]:
     """Lowers the programs of a step; returns each with the host of each of its devices."""
     own = [0] * run.here.size
     everywhere = [i * run.hosts // run.mesh.size for i in range(run.mesh.size)]
-    playing = {
-        "prefill": run.engine.prefill.lower(**_prefill(run)),
-        "decode": run.engine.decode.lower(**_decode(run)),
-    }
+    playing = {}
+    if run.plays:
+        playing = {
+            "prefill": run.engine.prefill.lower(**_prefill(run)),
+            "decode": run.engine.decode.lower(**_decode(run)),
+        }
     programs: dict[str, Any] = _learning(run) | playing
+    if run.taught is not None:
+        programs["teacher"] = run.learner.bases[MAIN].proximal.lower(
+            base=run.base, adapters=run.teachers, r=_microbatch(run, run.taught)
+        )
     return {name: (x, own if name in playing else everywhere) for name, x in programs.items()}
 
 
@@ -221,16 +245,13 @@ def _prefill(run: Run) -> dict[str, Any]:
 
 def _learning(run: Run) -> dict[str, Any]:
     """Lowers the learner's programs for one microbatch."""
+    if not updated_bases(run.learning, run.team):
+        return {}
     programs, batch = run.learner, run.batch
     of_base = programs.bases[MAIN]
     frozen = dict(base=run.base, critic=run.state.critic[MAIN])
     policy = dict(base=run.base, adapters=run.state.adapters[MAIN])
-    split = mesh_lib.rows(run.mesh)
-
-    def micro(rows: Rows[np.ndarray]) -> Any:
-        return placed(batch_lib.microbatches(rows)[0], split)
-
-    rows = micro(batch.rows[MAIN])
+    rows, split = _microbatch(run, batch.rows[MAIN]), mesh_lib.rows(run.mesh)
     shape_BX = batch.chain.positions.shapes[MAIN][1:]
     numbers_BX: Any = jax.ShapeDtypeStruct(shape_BX, jnp.float32, sharding=split)
     scored = of_base.score.eval_shape(**frozen, r=rows)
@@ -244,8 +265,6 @@ def _learning(run: Run) -> dict[str, Any]:
     adapters = run.team.adapters.items()
     trainable = {base: jax.ShapeDtypeStruct((count,), bool) for base, count in adapters}
     stepped = run.state._replace(past=())
-    if not updated_bases(run.learning, run.team):
-        return {}
     lowered = {
         "gradients": of_base.accumulate.lower(
             **policy, critic=run.state.critic[MAIN], rows=rows, targets=targets, total=total[MAIN]
@@ -255,8 +274,25 @@ def _learning(run: Run) -> dict[str, Any]:
     if reads_base(run.learning):
         whole, prompts = batch.rows[MAIN], batch.prompts
         read = whole if prompts is None else prompts[MAIN].rows
-        lowered["values"] = of_base.score.lower(**frozen, r=micro(read))
+        lowered["values"] = of_base.score.lower(**frozen, r=_microbatch(run, read))
     return lowered
+
+
+def _microbatch(run: Run, rows: Rows[np.ndarray]) -> Any:
+    return placed(batch_lib.microbatches(rows)[0], mesh_lib.rows(run.mesh))
+
+
+def _teachers(run: Run, team: Team) -> Any:
+    """Returns the adapters of a base's teachers as shapes; None where they have none."""
+    pairs = zip(team.teachers, team.bases, strict=True)
+    inits = {teacher.init for teacher, base in pairs if teacher and base == MAIN}
+    if not any(inits):
+        return None
+    own, how = run.config.lora, range(len(inits))
+    fresh = functools.partial(
+        lora.init, config=run.model, adapters=how, rank=own.rank, targets=own.targets
+    )
+    return placed(jax.eval_shape(fresh, jax.random.key(0)), mesh_lib.replicated(run.mesh))
 
 
 def compile_one(program: Any, hosts: Sequence[int]) -> Compiled:

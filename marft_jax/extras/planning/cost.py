@@ -27,13 +27,13 @@ from marft_jax.extras.planning.chips import Chip
 from marft_jax.extras.planning.compile import Compiled, Run, per_chip, prompt_rows
 from marft_jax.learning.rows import Rows
 from marft_jax.models.decoder import DecoderConfig
-from marft_jax.models.lora import adapted
+from marft_jax.models.lora import adapted, shape_of
 from marft_jax.parallel import mesh as mesh_lib
 from marft_jax.parallel import processes
 from marft_jax.types import MAIN
 
 PLAYING = ("decode", "prefill")
-LEARNING = ("values", "gradients", "optimiser")
+LEARNING = ("values", "teacher", "gradients", "optimiser")
 
 
 class Cost(NamedTuple):
@@ -69,15 +69,16 @@ class Cost(NamedTuple):
 def costs(run: Run, programs: dict[str, Compiled]) -> dict[str, Cost]:
     """Computes the cost of each program."""
     counted = {
-        "decode": _decode(run),
-        "prefill": _prefill(run),
-        "values": _values(run),
-        "gradients": _gradients(run),
-        "optimiser": _optimiser(run),
+        "decode": _decode,
+        "prefill": _prefill,
+        "values": _values,
+        "teacher": _teacher,
+        "gradients": _gradients,
+        "optimiser": _optimiser,
     }
     found = {}
     for name, program in programs.items():
-        calls, flops, moved = counted[name]
+        calls, flops, moved = counted[name](run)
         sent = (program.traffic.moved(across).sent for across in (False, True))
         found[name] = Cost(calls, flops, moved + 2 * program.scratch, *sent)
     return found
@@ -191,6 +192,17 @@ def _values(run: Run) -> Counted:
         flops += _vocabulary(run.model, actions)
     passes = frozen + adapted
     return micros, flops / run.mesh.size, passes * _weights(run.base, run.mesh)
+
+
+def _teacher(run: Run) -> Counted:
+    """Counts a pass of a base over what its teachers read."""
+    assert run.taught is not None
+    micros, tokens, width, actions = _microbatch(run.taught)
+    columns = shape_of(run.teachers) if run.teachers else (0, 0)
+    flops = forward_flops(
+        run.model, tokens, width / 2, math.prod(columns), run.config.lora.targets
+    ) + _vocabulary(run.model, actions)
+    return micros, flops / run.mesh.size, _weights(run.base, run.mesh)
 
 
 def _gradients(run: Run) -> Counted:

@@ -86,21 +86,25 @@ def memory_of(run: Run, programs: dict[str, Compiled]) -> tuple[dict[str, float]
             [policy.adapters_opt for policy in state.policies.values()],
             state.critic_opt,
         ),
-        "cache": run.slots,
+        "cache": run.slots if run.plays else (),
     }
+    held |= {"teachers": run.teachers} if run.teachers else {}
     memory: dict[str, float] = {name: per_chip(tree) for name, tree in held.items()}
     memory["activations"] = max((program.scratch for program in programs.values()), default=0)
     code = sum(program.code for program in programs.values())
     past, optimiser = float(per_chip(state.past)), memory["optimiser"]
+    teachers = memory.get("teachers", 0.0)
     # with a lag the engine plays while the learner works; without, it releases its cache first
     ahead = past + memory["cache"] if run.config.rollout.lag else 0.0
-    asleep = optimiser + memory["critic"] + past
+    asleep = optimiser + memory["critic"] + past + teachers
     if run.config.mesh.rollout:  # no device does both
         ahead, asleep = 0.0, memory["adapters"]
+    ahead += teachers
     beside = {  # allocated, but no argument of the program
         "gradients": optimiser + ahead,
         "optimiser": memory["weights"] + ahead,
         "values": optimiser + ahead,
+        "teacher": memory["adapters"] + memory["critic"] + optimiser + ahead - past - teachers,
         "prefill": asleep,
         "decode": asleep,
     }
@@ -114,7 +118,8 @@ def memory_of(run: Run, programs: dict[str, Compiled]) -> tuple[dict[str, float]
 def beside(plan: Plan, plans: Mapping[str, Plan]) -> Plan:
     """Adds to the peaks of a base's programs what the other bases hold meanwhile."""
     held = [own.memory for own in plans.values() if own is not plan]
-    always = sum(x["weights"] + x["adapters"] + x["critic"] + x["optimiser"] for x in held)
+    kinds = ("weights", "adapters", "teachers", "critic", "optimiser")
+    always = sum(x.get(kind, 0.0) for x in held for kind in kinds)
     caches = sum(x["cache"] for x in held)
     ahead = plan.run.config.rollout.lag > 0
     peaks = {
@@ -136,9 +141,10 @@ def advice(plan: Plan) -> str:
         if share < per_host:
             return f"--mesh.tensor {per_host} spreads the weights over all chips of a host"
         return "the weights alone fill a host; use chips with more memory"
-    left = (1 - (plan.peak - chip.memory) / plan.memory["cache"]) * run.shape.slots
-    if plan.worst not in LEARNING and left >= 1:
-        return f"--rollout.slots {int(left)} makes the cache smaller"
+    if plan.worst not in LEARNING:
+        left = (1 - (plan.peak - chip.memory) / plan.memory["cache"]) * run.shape.slots
+        if left >= 1:
+            return f"--rollout.slots {int(left)} makes the cache smaller"
     _, rows, width = run.batch.rows[MAIN].tokens.ids_BT.shape
     shards = run.mesh.shape["data"] * run.mesh.shape["fsdp"]
     if plan.worst in LEARNING and rows > shards:
@@ -158,7 +164,7 @@ def verdict(plan: Plan) -> str:
     else:
         needs = f"peak {peak} of {_gb(chip.memory)} per chip, in {plan.worst}"
         lines = [f"does not fit: {needs}; {advice(plan)}"]
-    if plan.topology.hosts > 1:
+    if plan.topology.hosts > 1 and plan.gradients:
         times = f"{plan.across / plan.gradients:.2f} x the gradients of adapters and critic"
         network = f" ({plan.across / chip.network:.2g} s between slices)" if chip else ""
         lines.append(f"across hosts: {_gb(plan.across)} per optimiser step{network}, {times}")

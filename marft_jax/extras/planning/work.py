@@ -6,8 +6,8 @@ run are shorter, so memory, time and traffic are upper bounds.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -51,12 +51,15 @@ def step_work(config: Config, team: Team, workflow: str) -> Work:
     return Work(config.algo.episodes, tuple(actors), max(team.contexts), longest, branched, turns)
 
 
-def on_base(team: Team, work: Work, base: str) -> tuple[Team, Work]:
+def on_base(team: Team, work: Work, base: str, on: Sequence[str]) -> tuple[Team, Work]:
     """Returns the team and the work as the programs of one base see them.
 
     The members on the base are on ``main``; the others do not act.
+
+    Args:
+        on: the base of each member, or of its teacher.
     """
-    members = [agent for agent, own in enumerate(team.bases) if own == base]
+    members = [agent for agent, own in enumerate(on) if own == base]
     turns = [k for k, agent in enumerate(work.owners) if agent in members]
     own = Work(
         work.episodes,
@@ -66,10 +69,14 @@ def on_base(team: Team, work: Work, base: str) -> tuple[Team, Work]:
         tuple(turns.index(k) for k in work.branched if k in turns),
         round(work.turns * len(turns) / len(work.owners)),
     )
+
+    def of_base(each: Mapping[str, Any]) -> dict[str, Any]:
+        return {MAIN: each[base]} if base in each else {}
+
     team = team._replace(
         bases=tuple(MAIN if agent in members else "" for agent in range(len(team.bases))),
-        adapter_names={MAIN: team.adapter_names[base]},
-        trainable={MAIN: team.trainable[base]},
+        adapter_names=of_base(team.adapter_names),
+        trainable=of_base(team.trainable),
     )
     return team, own
 

@@ -200,22 +200,29 @@ def tiny() -> verdict.Plan:
     return found
 
 
+@pytest.mark.slow
 def test_each_base_is_planned_beside_what_the_others_hold(tmp_path):
     team = """
-        bases: {large: {model: tiny, context: 64}}
+        bases: {large: {model: tiny, context: 64}, wise: {model: tiny}}
+        teacher: {base: wise}
         agents:
           - {name: planner, base: large, trainable: false}
           - {name: solver, answers: true}"""
     (tmp_path / "team.yaml").write_text(team)
-    words = ["--team.file", str(tmp_path / "team.yaml"), "--algo.name", "grpo"]
+    words = ["--team.file", str(tmp_path / "team.yaml"), "--algo.name", "distill"]
     found = plan_lib.plans(cli.parse(words), find_topology("cpu:1"))
     assert {*found["large"].programs} == {"prefill", "decode"}  # nothing learns there
+    assert {*found["wise"].programs} == {"teacher"}
     alone, _ = verdict.memory_of(found["main"].run, found["main"].programs)
     _, peaks = verdict.memory_of(found["large"].run, found["large"].programs)
     always = sum(alone[name] for name in ("weights", "adapters", "critic", "optimiser"))
+    always += found["wise"].memory["weights"]
     assert found["large"].peaks["decode"] == peaks["decode"] + always + alone["cache"]
     assert found["large"].memory["optimiser"] == 0 < found["main"].memory["optimiser"]
-    assert (found["large"].run.work.turns, found["main"].run.work.turns) == (64, 64)
+    held = {name for name, size in found["wise"].memory.items() if size}
+    assert held == {"weights", "activations"}
+    assert found["wise"].costs["teacher"].flops < found["main"].costs["gradients"].flops / 2
+    assert [found[base].run.work.turns for base in ("large", "main", "wise")] == [64] * 3
 
 
 @pytest.mark.parametrize(
