@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,32 +16,27 @@ from marft_jax.types import THINKING
 _Turn = tuple[int, list[int], str]  # the agent, the earlier turns that it sees, its message
 
 
-def write(folder: Path, team: Team, workflow: str, base: str, temperature: float) -> bool:
+def write(
+    folder: Path, team: Team, workflow: str, models: Sequence[str], temperature: float
+) -> bool:
     """Writes both files, if the order of the turns is known before the team plays.
 
     Args:
-        base: where the loader of the adapters finds the base.
+        models: where the loader of the adapters finds each base, in the order of ``team.adapters``.
         temperature: sampling temperature of every agent, as in evaluations and chat.
 
     Returns:
         False, with nothing written, for a workflow that decides the next turn while it plays, for a
-        team on several bases, for a conversation that all agents share, and for an environment with
-        a view per agent.
+        conversation that all agents share, and for an environment with a view per agent.
     """
-    several = len(team.adapter_names) > 1
-    turns = None if team.shared or team.view or several else turns_of(team, workflow)
+    turns = None if team.shared or team.view else turns_of(team, workflow)
     if turns is None:
         return False
-    tokenizer = team.tokenizers[0]
-    folded, template = tokenizer.rendering()
     plain = {
-        "base": base,
-        "adapters": list(team.adapter_names[team.bases[0]]),
-        "context": team.contexts[0],
-        "eos": list(tokenizer.eos_ids),
+        "bases": [
+            _base(team, name, model) for name, model in zip(team.adapters, models, strict=True)
+        ],
         "line": "{1}" if team.anonymous else "{0}: {1}",
-        "system_in_user": folded,
-        "template": template,
         "thinking": THINKING.pattern,
         "turns": [_plain(team, turn, temperature) for turn in turns],
     }
@@ -69,6 +65,20 @@ def turns_of(team: Team, workflow: str) -> list[_Turn] | None:
     return found
 
 
+def _base(team: Team, name: str, model: str) -> dict[str, Any]:
+    first = team.bases.index(name)
+    tokenizer = team.tokenizers[first]
+    folded, template = tokenizer.rendering()
+    return {
+        "model": model,
+        "adapters": [team.folder_of(name, n) for n in range(team.adapters[name])],
+        "context": team.contexts[first],
+        "eos": list(tokenizer.eos_ids),
+        "system_in_user": folded,
+        "template": template,
+    }
+
+
 def _plain(team: Team, turn: _Turn, temperature: float) -> dict[str, Any]:
     agent, sees, message = turn
     profile, sampling = team.profiles[agent], team.sampling[agent]
@@ -77,7 +87,8 @@ def _plain(team: Team, turn: _Turn, temperature: float) -> dict[str, Any]:
     ends = {"stop_strings": list(sampling.stop)} if sampling.stop else {}
     return {
         "agent": profile.name,
-        "adapter": team.adapter_names[team.bases[agent]][team.owners[agent]],
+        "base": list(team.adapters).index(team.bases[agent]),
+        "adapter": team.folder_of(team.bases[agent], team.owners[agent]),
         "system": "" if team.anonymous else profile.prompt,
         "message": message,
         "sees": sees,
