@@ -98,10 +98,8 @@ def placed(mesh: Mesh, slots: Slots) -> Slots:
 
 
 def each(change: Callable[..., Any], *caches: Cache) -> Any:
-    """Changes caches layer by layer, or as a whole where the layers are stacked."""
-    if isinstance(caches[0], list):
-        return [change(*layers) for layers in zip(*caches, strict=True)]
-    return change(*caches)
+    """Changes caches layer by layer, or place by place where the layers are stacked."""
+    return type(caches[0])(change(*layers) for layers in zip(*caches, strict=True))
 
 
 def insert(slots: Slots, rows: Slots, slots_B: Array, places: int) -> Slots:

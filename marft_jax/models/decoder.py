@@ -7,9 +7,10 @@ initialisers and dtypes. Everything outside uses it functionally:
     hidden_BTD, kv = forward(graphdef, base, tokens_BT, positions_BT, until_BT, adapters, owners_BT)
 
 ``base`` is frozen: it is an argument of its own, never donated, never differentiated. On TPUs its
-layers are stacked, one array per matrix, and scanned, so that depth costs no time to compile. On
-CPUs and GPUs the layers are unrolled, one array per layer and matrix, because a scan there copies
-every slice before the product. Matrices are ``[out, in]``, as in the files they come from.
+layers are stacked and scanned, so that depth costs no time to compile: the scan runs one period of
+the layers per step, and a matrix of a place in the period is one array for all periods. On CPUs and
+GPUs the layers are unrolled, one array per layer and matrix, because a scan there copies every
+slice before the product. Matrices are ``[out, in]``, as in the files they come from.
 """
 
 from __future__ import annotations
@@ -43,7 +44,6 @@ from marft_jax.models.parts.attention import (
 )
 from marft_jax.models.parts.part import (
     LayerAdapters,
-    LayerCache,
     Make,
     Matrix,
     Mixer,
@@ -57,8 +57,9 @@ Base = nnx.State[Any, Any]
 Files = Literal["plain", "fused", "fused_mlp", "stacked"]
 """One matrix for q, k and v (Phi) and one for gate and up (also Granite 4); or one tensor of all
 experts of a layer (gpt-oss)."""
-Cache = list[Any] | LayerCache
-"""Cache of every layer: one by one, or stacked in front."""
+Cache = list[Any] | tuple[Any, ...]
+"""Caches of the layers: a list, one for each layer; or a tuple, one for each place in the period,
+with its layers stacked in front."""
 
 
 class LayerConfig(NamedTuple):
@@ -85,7 +86,7 @@ class DecoderConfig:
         residual_multiplier: factor of the outputs of mixer and mlp where they are added.
         logits_divisor, logits_cap: see ``Vocabulary``.
         files: how checkpoints hold matrices (``weights.layout``).
-        stacked: the layers are one array per matrix, scanned.
+        stacked: the layers of each place in the period are one array per matrix, scanned.
         spelling: names of modules in Hugging Face checkpoints, usual name and own name, where the
             family has its own.
     """
@@ -167,18 +168,21 @@ class DecoderConfig:
                 found.setdefault(name, []).append(i)
         return found
 
-    @property
-    def uniform(self) -> bool:
-        """True where all layers have equal matrices, so that they can be stacked."""
-        [first, *others] = (layer.matrices() for layer in self.layers)
-        return all(other == first for other in others)
+    @functools.cached_property
+    def period(self) -> int:
+        """Smallest number of layers whose matrices repeat in all following layers, a divisor of
+        ``n_layers``: 1 where all layers are equal, ``n_layers`` where nothing repeats."""
+        layers, n = [layer.matrices() for layer in self.layers], self.n_layers
+        return next(p for p in range(1, n + 1) if n % p == 0 and layers[p:] == layers[: n - p])
 
     def init_cache(self, slots: int, length: int, dtype: DTypeLike, places: int = 1) -> Cache:
         """Empty cache; arguments as of ``Mixer.init_cache``."""
         layers = [x.mixer.init_cache(slots, length, dtype, places) for x in self.layers]
         if not self.stacked:
             return layers
-        return jax.tree.map(lambda x: jnp.broadcast_to(x, (len(layers), *x.shape)), layers[0])
+        periods = self.n_layers // self.period
+        stack = functools.partial(jax.tree.map, lambda x: jnp.broadcast_to(x, (periods, *x.shape)))
+        return tuple(map(stack, layers[: self.period]))
 
 
 class Block(nnx.Module):
@@ -281,7 +285,8 @@ class Decoder(nnx.Module):
         self.embed = Embed(c, dtype=dtype, rngs=rngs)
         make = Make(c.norm_eps, c.norm_offset, dtype, rngs)
         blocks = [Block(layer, c, make) for layer in c.layers]
-        self.layers = _stack(blocks) if c.stacked else nnx.List(blocks)
+        places = [blocks[j :: c.period] for j in range(c.period)]
+        self.layers = nnx.List(map(_stack, places) if c.stacked else blocks)
         self.final_norm: RMSNorm = make.norm(c.d_model)
         vocabulary = Matrix(c.d_model, c.vocab_size, _VOCABULARY)
         self.lm_head = None if c.tie_embeddings else make.linear("lm_head", vocabulary)
@@ -317,7 +322,6 @@ class Decoder(nnx.Module):
     def _unrolled(
         self, run: Any, x_BTD: Array, rope: Ropes, lora: Any, owners: Any, cache: Any
     ) -> tuple[Array, list[Any]]:
-        assert isinstance(self.layers, nnx.List)
         kept = []
         # the first block of each kind is traced and differentiated for all blocks of its kind
         run = jax.jit(run, static_argnums=(0, 1))
@@ -334,26 +338,34 @@ class Decoder(nnx.Module):
     def _scanned(
         self, run: Any, x_BTD: Array, rope: Ropes, lora: Any, owners: Any, cache: Any
     ) -> tuple[Array, Any]:
-        """Passes the cache from layer to layer, so that it is written in place."""
-        graphdef, weights = nnx.split(self.layers)
-        sliding, tables = self.config.sliding, self.config.ropes
-        slides_L, rope_L = (jnp.asarray(x) if len({*x}) > 1 else None for x in (sliding, tables))
+        """Runs one period of layers per step of the scan.
 
-        def block(carried: Any, each: Any) -> tuple[Any, Any]:
-            (x_BTD, cache), (i, slides, table, weights, adapters) = carried, each
-            layer = Layer(
-                i,
-                sliding[0] if slides is None else slides,
-                tables[0] if table is None else table,
-            )
-            own = LayerAdapters(adapters, owners)
-            x_BTD, kept = run(graphdef, layer, weights, x_BTD, rope, own, cache)
+        The cache is passed from step to step, so that it is written in place.
+        """
+        c, p = self.config, self.config.period
+        graphdefs, weights = zip(*map(nnx.split, self.layers), strict=True)
+        kinds = [(c.sliding[j::p], c.ropes[j::p]) for j in range(p)]
+        traced = [[jnp.asarray(x) if len({*x}) > 1 else None for x in own] for own in kinds]
+
+        def step(carried: Any, each: Any) -> tuple[Any, Any]:
+            (x_BTD, cache), (i, traced, weights, adapters) = carried, each
+            kept = ()
+            for j in range(p):
+                kind = (x[0] if y is None else y for x, y in zip(kinds[j], traced[j], strict=True))
+                matrices = lora._replace(layers=adapters).of(j, c) if lora else {}
+                inputs = x_BTD, rope, LayerAdapters(matrices, owners), cache and cache[j]
+                x_BTD, new = run(graphdefs[j], Layer(i, *kind), weights[j], *inputs)
+                kept += (new,)
             return ((x_BTD, None), kept) if cache is None else ((x_BTD, kept), None)
 
         with jax.named_scope("layers"):
-            adapters = lora.layers if lora else {}
-            each = jnp.arange(self.config.n_layers), slides_L, rope_L, weights, adapters
-            (x_BTD, cache), new = jax.lax.scan(block, (x_BTD, cache), each)
+            periods = c.n_layers // p
+            # in front of each adapter: the periods, then the layers of a period that have it
+            adapters = jax.tree.map(
+                lambda x: x.reshape(periods, -1, *x.shape[1:]), lora.layers if lora else {}
+            )
+            each = jnp.arange(periods), traced, weights, adapters
+            (x_BTD, cache), new = jax.lax.scan(step, (x_BTD, cache), each)
         return x_BTD, new if cache is None else cache
 
     @property

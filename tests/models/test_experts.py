@@ -461,7 +461,10 @@ def test_which_layers_have_experts():
     assert config_json.read_config(renamed, "c") == MIXED
 
 
-def test_layers_that_differ_cannot_be_stacked():
+def test_only_layers_that_repeat_are_stacked():
+    twice = dataclasses.replace(MIXED, layers=MIXED.layers[:2] * 2)
+    assert (SPARSE.period, twice.period, MIXED.period) == (1, 2, MIXED.n_layers)
+    assert load.decoder_on("tpu", twice, Model())[0].stacked
     assert not load.decoder_on("tpu", MIXED, Model())[0].stacked
     assert load.decoder_on("tpu", SPARSE, Model())[0].stacked
     with pytest.raises(BadInput, match="--model.layers stacked: .*layers differ"):

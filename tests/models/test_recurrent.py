@@ -47,9 +47,9 @@ EXPERTS = QWEN | dict(
 SETTINGS = {"lfm2": LFM2, "qwen3_5": QWEN3_5, "experts": EXPERTS}
 CONFIGS = {name: config_json.read_config(own, "config.json") for name, own in SETTINGS.items()}
 CONFIGS["mixed"] = dataclasses.replace(
-    CONFIGS["experts"], layers=(CONFIGS["lfm2"].layers[0], *CONFIGS["experts"].layers)
+    CONFIGS["experts"], layers=2 * (CONFIGS["lfm2"].layers[0], *CONFIGS["experts"].layers)
 )
-"""Every recurrent mixer in one model."""
+"""Every recurrent mixer in one model, whose layers repeat after three."""
 TARGETS = {
     "lfm2": ("q", "gate", "conv_in_proj", "conv_out_proj"),
     "qwen3_5": ("q", "gate", "in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a", "out_proj"),
@@ -58,9 +58,9 @@ TARGETS = {
 }
 
 
-def base(name: str, mesh: tuple[int, int, int] = (1, 1, 1)):
+def base(name: str, mesh: tuple[int, int, int] = (1, 1, 1), stacked: bool = False):
     config = CONFIGS[name]
-    return small.base_on(small.mesh_of(*mesh), config.n_layers, config=config)
+    return small.base_on(small.mesh_of(*mesh), config.n_layers, stacked, config)
 
 
 def published(name: str, folder: Path) -> small.BaseModel:
@@ -194,9 +194,9 @@ def test_sequences_of_a_row_are_computed_as_if_each_were_alone(name="mixed"):
 
 
 @pytest.fixture(scope="module")
-def engine():
+def engine(request):
     """Four slots on the model with every recurrent mixer."""
-    model = base("mixed")
+    model = base("mixed", stacked=request.param == "stacked")
     made = small.Engine(
         model.config, model.graphdef, model.params, small.one_device(),
         small.Shape(4, 4, 192, 16), eos_ids=tuple(range(0, 264, 12)), seed=0, alpha=small.ALPHA,
@@ -229,6 +229,7 @@ def sampled(engine: small.Engine, prompts: Sequence[np.ndarray], first: int = 0)
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("engine", ["stacked"], indirect=True)
 def test_the_engine_samples_from_what_the_update_computes(engine):
     """With prompts of all lengths side by side, and slots that others have used before."""
     rng = np.random.default_rng(5)
@@ -236,6 +237,7 @@ def test_the_engine_samples_from_what_the_update_computes(engine):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("engine", ["stacked", "unrolled"], indirect=True)
 def test_prompts_start_from_the_state_that_another_left(engine):
     """From the beginning of its prompt's last chunk, and from its end; never from between."""
     engine.load({MAIN: adapters("mixed")}, 0)
@@ -285,9 +287,9 @@ def test_exports_compute_what_we_compute(name, tmp_path):
         np.testing.assert_allclose(found, ours, atol=2e-4)
 
 
-def gradients(mesh: tuple[int, int, int]) -> lora.Adapters:
+def gradients(mesh: tuple[int, int, int], stacked: bool = False) -> lora.Adapters:
     """Of the adapters, in rows with two sequences of unlike owners and with padding."""
-    model = base("mixed", mesh)
+    model = base("mixed", mesh, stacked)
     tokens = jnp.asarray(np.random.default_rng(4).integers(0, 256, (4, 100)))
     stops = np.asarray([[30, 100], [70, 90], [1, 2], [64, 80]])
     at = np.arange(100)[None]
@@ -313,8 +315,8 @@ def gradients(mesh: tuple[int, int, int]) -> lora.Adapters:
 
 
 @pytest.mark.slow
-def test_gradients_of_each_owner_are_the_same_on_one_device_and_on_four():
-    one, four = gradients((1, 1, 1)), gradients((2, 1, 2))
+def test_gradients_of_each_owner_are_the_same_on_one_device_and_stacked_on_four():
+    one, four = gradients((1, 1, 1)), gradients((2, 1, 2), stacked=True)
     chex.assert_trees_all_close(four, one, rtol=2e-4, atol=2e-5)
     for name, pair in one.items():
         each = np.abs(pair["a"]).reshape(3, -1).max(1)

@@ -39,7 +39,7 @@ def forward(stacked: bool, mesh: tuple[int, int, int], remat: Remat = "none"):
         return jnp.mean(jnp.square(read[0])), read
 
     grads, (hidden, cache) = jax.jit(jax.grad(loss, has_aux=True))(small.adapters(3, layers=LAYERS))
-    layers = [cache.of(i) for i in range(LAYERS)] if stacked else cache
+    layers = [cache[0].of(i) for i in range(LAYERS)] if stacked else cache
     return hidden, layers, grads
 
 

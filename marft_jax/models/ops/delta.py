@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import Array
 
 from marft_jax.models.ops.state import CHUNK
@@ -119,20 +118,33 @@ def _chunk(
     return since[..., -1:, :] * state + new, out
 
 
+@jax.custom_vjp
 def _inverse(a: Array) -> Array:
     """(I + a)⁻¹ of strictly lower triangular matrices: blocks on the diagonal, twice as large each
-    time, by [[P, 0], [X, Q]]⁻¹ = [[P⁻¹, 0], [-Q⁻¹ X P⁻¹, Q⁻¹]]."""
-    c, size = a.shape[-1], 1
-    row, inverse = np.arange(c), jnp.broadcast_to(jnp.eye(c), a.shape)
-    while size < c:
-        block, pair = row // size, row // (2 * size)
-        joins = (pair[:, None] == pair) & (block[:, None] != block)
-        x = a * joins.reshape((1,) * (a.ndim - 2) + joins.shape)
-        if size > 1:
-            x = _product("bhij,bhjk->bhik", _product("bhij,bhjk->bhik", inverse, x), inverse)
-        inverse, size = inverse - x, 2 * size
-    return inverse
+    time, by [[P, 0], [X, Q]]⁻¹ = [[P⁻¹, 0], [-Q⁻¹ X P⁻¹, Q⁻¹]].
+
+    It is a loop, and its gradient is two products, because a TPU's compiler takes seconds for each
+    product.
+    """
+    row = jnp.arange(c := a.shape[-1])
+
+    def double(i: Array, inverse: Array) -> Array:
+        block, pair = row >> i, row >> i + 1
+        joins = (pair[:, None] == pair[None]) & (block[:, None] != block[None])
+        x = jnp.where(joins[None, None], a, 0)
+        return inverse - _product("bhij,bhjk,bhkl->bhil", inverse, x, inverse)
+
+    eye = jnp.broadcast_to(jnp.eye(c), a.shape)
+    return jax.lax.fori_loop(0, (c - 1).bit_length(), double, eye)
 
 
-def _product(axes: str, x: Array, y: Array) -> Array:
-    return jnp.einsum(axes, x, y, precision=_EXACT)
+def _inverse_backward(inverse: Array, d: Array) -> tuple[Array]:
+    """-A⁻ᵀ d A⁻ᵀ for A = I + a."""
+    return (-_product("bhji,bhjk->bhik", inverse, _product("bhij,bhkj->bhik", d, inverse)),)
+
+
+_inverse.defvjp(lambda a: (_inverse(a),) * 2, _inverse_backward)
+
+
+def _product(axes: str, *operands: Array) -> Array:
+    return jnp.einsum(axes, *operands, precision=_EXACT)

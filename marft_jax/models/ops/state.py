@@ -28,6 +28,8 @@ class Snapshot(NamedTuple):
 class State(NamedTuple):
     """State of B rows after the last token of each, a ``LayerCache`` without positions.
 
+    The layers may be stacked in front.
+
     Attributes:
         inputs: ``[B, K - 1, width]``, the last inputs of a convolution over K tokens.
         memory: float32 ``[B, heads, key channels, value channels]`` of a delta net.
@@ -51,6 +53,17 @@ class State(NamedTuple):
 
         return State(*jax.tree.map(choose, tuple(then), (self.inputs, self.memory)))
 
+    def of(self, layer: Array | None) -> State:
+        """One of the stacked layers; None for a layer by itself."""
+        return self if layer is None else jax.tree.map(lambda x: x[layer], self)
+
+    def put(self, new: State, layer: Array | None) -> State:
+        """Writes the state of a layer; the snapshot stays as it is where ``new`` has none."""
+        old = self if new.snapshot is not None else self._replace(snapshot=None)
+        if layer is not None:
+            new = jax.tree.map(lambda x, y: x.at[layer].set(y.astype(x.dtype)), old, new)
+        return new if new.snapshot is not None else new._replace(snapshot=self.snapshot)
+
     def cut(self, length: int) -> State:
         """The whole state: it has no positions."""
         return self
@@ -61,20 +74,24 @@ class State(NamedTuple):
 
     def resumable(self) -> State:
         """The empty cache with room for snapshots."""
-        positions_B = jnp.zeros(len(self.inputs), jnp.int32)
+        positions_B = jnp.zeros(self.inputs.shape[:-2], jnp.int32)
         return self._replace(snapshot=Snapshot(self.inputs, self.memory, positions_B))
 
     def insert(self, new: State, at_B: Array) -> State:
         """Writes the state of these rows; rows past the end are dropped."""
-        return jax.tree.map(lambda own, x: write(own, (at_B,), x), self, new)
+        where = (*[slice(None)] * (self.inputs.ndim - 3), at_B)
+        return jax.tree.map(lambda own, x: write(own, where, x), self, new)
 
     def placed(self, mesh: Mesh) -> State:
         """Abstract arrays with their places: rows over ``data`` and ``fsdp``, heads over
         ``tensor`` where ``tensor`` divides them."""
 
+        layers = self.inputs.ndim - 3
+
         def at(x: Array) -> jax.ShapeDtypeStruct:
-            split = x.ndim == 4 and x.shape[1] % mesh.shape["tensor"] == 0
-            where = NamedSharding(mesh, P(*mesh_lib.ROWS, *["tensor"] * split))
+            split = x.ndim == layers + 4 and x.shape[-3] % mesh.shape["tensor"] == 0
+            spec = P(*[None] * layers, *mesh_lib.ROWS, *["tensor"] * split)
+            where = NamedSharding(mesh, spec)
             return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where)
 
         return jax.tree.map(at, self)

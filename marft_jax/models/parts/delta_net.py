@@ -118,7 +118,7 @@ class DeltaNet(nnx.Module):
         reading: Reading,
     ) -> tuple[Array, Any]:
         """Computes the output, and the state after the last token that is not padding."""
-        state = None if cache is None else cache.at(reading.start_B)
+        state = None if cache is None else cache.of(layer.number).at(reading.start_B)
         mixed, now, then = self.filter(keep(self.in_proj_qkv(x_BTD, adapters)), state, reading)
         tokens = self._writes(jax.nn.silu(mixed), x_BTD, adapters, reading)
         memory = before = None if state is None else state.memory
@@ -133,7 +133,7 @@ class DeltaNet(nnx.Module):
         gate = keep(self.in_proj_z(x_BTD, adapters)).reshape(out_BTHC.shape)
         out_BTHC = self.norm(out_BTHC) * jax.nn.silu(gate.astype(jnp.float32))
         merged = out_BTHC.astype(x_BTD.dtype).reshape(*x_BTD.shape[:2], -1)
-        kept = reading.keep(cache, State(now, memory), State(then, before))
+        kept = reading.keep(cache, layer, State(now, memory), State(then, before))
         return keep(self.out_proj(merged, adapters)), kept
 
     def _writes(

@@ -18,6 +18,7 @@ from jax.sharding import Mesh
 from jax.typing import DTypeLike
 
 from marft_jax.models.lora import Fused, OwnerMask, add_lora
+from marft_jax.models.ops.attention import Layer
 from marft_jax.models.ops.products import product
 from marft_jax.models.ops.state import CHUNK, Snapshot, State
 
@@ -126,20 +127,22 @@ class Reading(NamedTuple):
             return None
         return (self.real_BT.sum(1) - 1) // CHUNK * CHUNK
 
-    def keep(self, cache: State | None, now: State, then: State) -> State:
-        """The state ``now``, with the state ``then``, that of ``snapshot_B``, as its snapshot."""
-        if self.snapshot_B is None:
-            return now._replace(snapshot=None if cache is None else cache.snapshot)
-        start_B = 0 if self.start_B is None else self.start_B
-        return now._replace(snapshot=Snapshot(*then[:2], self.snapshot_B + start_B))
+    def keep(self, cache: State | None, layer: Layer, now: State, then: State) -> State:
+        """What a layer keeps: the state ``now``, with the state ``then``, that of ``snapshot_B``,
+        as its snapshot."""
+        if self.snapshot_B is not None:
+            start_B = 0 if self.start_B is None else self.start_B
+            now = now._replace(snapshot=Snapshot(*then[:2], self.snapshot_B + start_B))
+        return now if cache is None else cache.put(now, layer.number)
 
 
 class Mixer(Part, Protocol):
     """Mixes the positions of a sequence.
 
     The module is ``mixer(x_BTD, layer, ropes, adapters, cache, reading) -> (y_BTD, kept)``, with a
-    ``Reading``. The ``cache`` is what ``init_cache`` made, or None in a pass over whole rows;
-    ``kept`` replaces it.
+    ``Reading``. The ``cache`` is what ``init_cache`` made, with all layers of this place in the
+    period in front where ``layer`` has a number; None in a pass over whole rows. ``kept`` replaces
+    it.
 
     Attributes:
         recurrent: a token reads a state, which belongs to one position. Such layers cannot start
@@ -171,7 +174,8 @@ class Mixer(Part, Protocol):
 
 
 class LayerCache(Protocol):
-    """A pytree of what a mixer keeps of earlier tokens; every array has the slots first."""
+    """A pytree of what a mixer keeps of earlier tokens; every array has the slots first, behind the
+    layers where these are stacked."""
 
     def cut(self, length: int) -> Self:
         """First ``length`` positions, where the cache has positions."""

@@ -92,7 +92,7 @@ class ShortConv(nnx.Module):
     ) -> tuple[Array, Any]:
         """Computes the output, and the inputs of the convolution that later tokens read."""
         b, c, x = jnp.split(keep(self.conv_in_proj(x_BTD, adapters)), 3, axis=-1)
-        state = None if cache is None else cache.at(reading.start_B)
+        state = None if cache is None else cache.of(layer.number).at(reading.start_B)
         y, now, then = self.filter(b * x, state, reading)
         out = keep(self.conv_out_proj(c * y, adapters))
-        return out, reading.keep(cache, State(now), State(then))
+        return out, reading.keep(cache, layer, State(now), State(then))

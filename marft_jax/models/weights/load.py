@@ -108,13 +108,14 @@ def decoder_on(
     Raises:
         BadInput: a matrix that cannot be quantised as asked, or layers that cannot be stacked.
     """
-    stacked = config.uniform and platform == "tpu"
+    repeats = config.period < config.n_layers or config.period == 1
+    stacked = repeats and platform == "tpu"
     if model.layers != "auto":
         stacked = model.layers == "stacked"
-    if stacked and not config.uniform:
+    if stacked and not repeats:
         raise BadInput(
-            "--model.layers stacked: expected layers with equal matrices, got a model whose layers "
-            "differ; use --model.layers auto"
+            "--model.layers stacked: expected layers whose matrices repeat after some layers, got "
+            "a model whose layers differ; use --model.layers auto"
         )
     config = dataclasses.replace(config, stacked=stacked)
     [mixer, *_] = config.attentions
@@ -208,16 +209,18 @@ def _parameters(state: Base) -> dict[str, _Parameter]:
     A path is as in ``layers/3/mixer/q/kernel``, or of a piece of an expert's matrix as in
     ``layers/3/mlp/experts_down/7/0/kernel``.
     """
-    found = {}
-    for keys, leaf in nnx.to_flat_state(state):
+    found, flat = {}, nnx.to_flat_state(state)
+    period = 1 + max(keys[1] for keys, _ in flat if keys[0] == "layers")
+    for keys, leaf in flat:
         first, *rest = keys
-        layers = int(first == "layers" and not isinstance(rest[0], int))
+        layers = leaf.ndim - len(leaf.axes)
         counted = [True] * layers + [axis in _STACKS for axis in leaf.axes]
         sizes = [size for size, counts in zip(leaf.shape, counted, strict=True) if counts]
         shape = tuple(n for n, counts in zip(leaf.shape, counted, strict=True) if not counts)
         turned = "expert" in leaf.axes
         for numbers in np.ndindex(*sizes):
-            path = (first, *numbers[:layers], *rest[:-1], *numbers[layers:], *rest[-1:])
+            names = [numbers[0] * period + rest[0], *rest[1:-1]] if layers else rest[:-1]
+            path = (first, *names, *numbers[layers:], *rest[-1:])
             left = iter(numbers)
             index = tuple(next(left) if counts else None for counts in counted)
             found[_join(path)] = _Parameter(keys, index, shape[::-1] if turned else shape, turned)
