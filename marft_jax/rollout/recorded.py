@@ -181,7 +181,7 @@ def replay(
         Stopped: ``stop`` returned True.
     """
     plain = team._replace(sampling=tuple(s._replace(temperature=1.0) for s in team.sampling))
-    recordings = Recordings(demonstrations, team.tokenizers[0])
+    recordings = Recordings(demonstrations, dict(zip(team.bases, team.tokenizers, strict=True)))
     rollout = Rollout(
         recordings,
         plain,
@@ -232,6 +232,9 @@ def _fault(
 class Recordings:
     """A sampler that answers each request with the recorded action of its turn.
 
+    Args:
+        tokenizers: of each base, by its name.
+
     Attributes:
         faults: for each demonstration with a request that cannot be answered, by its number: why.
     """
@@ -239,8 +242,10 @@ class Recordings:
     capabilities = Capabilities({}, _AT_ONCE, reports_filtered_mass=False, streams=False)
     partial: Mapping[int, np.ndarray] = {}
 
-    def __init__(self, demonstrations: Sequence[Demonstration], tokenizer: Tokenizer):
-        self._demonstrations, self._tokenizer = demonstrations, tokenizer
+    def __init__(
+        self, demonstrations: Sequence[Demonstration], tokenizers: Mapping[str, Tokenizer]
+    ):
+        self._demonstrations, self._tokenizers = demonstrations, tokenizers
         self._waiting: dict[int, Request] = {}
         self._version = self._asked = 0
         self.faults: dict[int, str] = {}
@@ -280,32 +285,34 @@ class Recordings:
     def _completion(self, request: Request) -> Completion:
         """Returns the recorded tokens; the end-of-turn token alone where no recorded ones fit."""
         _, _, number, _, act, call, *_ = request.key
-        turns, end = self._demonstrations[number].turns, self._tokenizer.end_id
+        turns, tokenizer = self._demonstrations[number].turns, self._tokenizers[request.base]
         try:
             k = list(places_of([turn.tool for turn in turns])).index((act, call))
-            ids = self._ids(turns[k], request.sampling.max_new_tokens, f"turn {k + 1}")
+            limit = request.sampling.max_new_tokens
+            ids = _recorded_ids(turns[k], tokenizer, limit, f"turn {k + 1}")
             finished = not turns[k].truncated
         except BadInput as error:
             self.faults.setdefault(number, str(error))
-            ids, finished = [end], True
+            ids, finished = [tokenizer.end_id], True
         except ValueError:
             self.faults.setdefault(number, f"it has no turn {len(turns) + 1}, which comes then")
-            ids, finished = [end], True
+            ids, finished = [tokenizer.end_id], True
         logprobs = np.zeros(len(ids), np.float32)
         return Completion(np.asarray(ids, np.int32), logprobs, finished, version=self._version)
 
-    def _ids(self, turn: RecordedTurn, limit: int, what: str) -> list[int]:
-        ids = self._tokenizer.encode(turn.text)
-        if set(ids) & set(self._tokenizer.eos_ids):
-            raise BadInput(f"{what}: its text spells out the token that ends a turn")
-        if turn.truncated and ids:
-            return ids[:limit]
-        if len(ids) >= limit:
-            raise BadInput(
-                f"{what}: {len(ids) + 1} tokens with its end, expected at most the {limit} that "
-                f"{turn.agent} may write there; raise max_new_tokens or --model.context"
-            )
-        return [*ids, self._tokenizer.end_id]
+
+def _recorded_ids(turn: RecordedTurn, tokenizer: Tokenizer, limit: int, what: str) -> list[int]:
+    ids = tokenizer.encode(turn.text)
+    if set(ids) & set(tokenizer.eos_ids):
+        raise BadInput(f"{what}: its text spells out the token that ends a turn")
+    if turn.truncated and ids:
+        return ids[:limit]
+    if len(ids) >= limit:
+        raise BadInput(
+            f"{what}: {len(ids) + 1} tokens with its end, expected at most the {limit} that "
+            f"{turn.agent} may write there; raise max_new_tokens or --model.context"
+        )
+    return [*ids, tokenizer.end_id]
 
 
 class _RecordedTask:

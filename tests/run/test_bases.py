@@ -6,10 +6,11 @@ import json
 
 import jax
 import numpy as np
+import other_tokenizer
 import pytest
 from run_files import arrays_of, killed_after, lines_of
 
-from marft_jax import chat, evaluate, export, train
+from marft_jax import chat, evaluate, export, imitate, train
 from marft_jax.errors import BadInput
 from marft_jax.team.bases import Base, models_of
 from marft_jax.team.team_files import dump_team, load_team
@@ -161,3 +162,26 @@ def test_a_team_file_with_bases_is_written_as_it_is_read(tmp_path):
     again.parent.mkdir()
     again.write_text(dump_team(team))
     assert load_team(str(again)) == team
+
+
+@pytest.mark.slow
+def test_every_base_reads_and_writes_with_its_own_tokenizer(tmp_path):
+    """The built-in model under other token ids learns and says what it does under its own."""
+    other = other_tokenizer.write(tmp_path / "other")
+    teams = {"one": ONE, "two": TWO.replace("model: tiny", f"model: {other}")}
+    found, words = {}, ["--demonstrations", "8", "--algo.episodes", "8", "--algo.lr", "1e-30"]
+    for name, text in teams.items():
+        run, team = tmp_path / name, tmp_path / f"{name}.yaml"
+        team.write_text(text)
+        with pytest.raises(SystemExit) as left:
+            imitate.main(["--out", str(run), "--team.file", str(team), "--run.steps", "1",
+                          "--run.loggers", "none", *words])  # fmt: skip
+        assert not left.value.code
+        [row] = lines_of(run)
+        losses = [row[f"agent/{agent}/{what}"] for agent in ("planner", "solver")
+                  for what in ("loss", "entropy", "tokens")]  # fmt: skip
+        said = [turn.text for turn in chat.LoadedTeam(run).ask("4+7+8=?").turns]
+        found[name] = row["reward/mean"], said, losses
+    *one, losses = found["one"]
+    assert found["two"] == (*one, pytest.approx(losses, rel=1e-4))
+    assert one[0] == 1

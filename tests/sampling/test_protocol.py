@@ -24,7 +24,9 @@ WORD = (80, 97, 115, END)
 
 def recordings():
     turns = tuple(RecordedTurn("planner", "Pas") for _ in range(2))
-    return Recordings([Demonstration("", "", i, None, turns) for i in range(8)], ByteTokenizer())
+    return Recordings(
+        [Demonstration("", "", i, None, turns) for i in range(8)], {MAIN: ByteTokenizer()}
+    )
 
 
 SAMPLERS = {
