@@ -58,6 +58,7 @@ def source_name(config: DecoderConfig, path: str, spelling: Spelling) -> str:
         names = {**part.MATRICES, **part.MODULES}[modules[3]]
         if len(modules) > 4:  # a piece of an expert
             expert, piece = modules[4], int(modules[5])
-            names = names._replace(hf=names.pieces[piece].format(expert))
+            hf, gguf = names.pieces[piece].format(expert), names.stacks[piece]
+            names = names._replace(hf=hf, gguf=gguf)
     name = getattr(names, spelling)
     return f"{_LAYER[spelling]}.{modules[1]}.{own.get(name, name)}.{suffix}"

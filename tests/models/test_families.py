@@ -60,6 +60,11 @@ VARIANTS = {
         "Qwen3Moe",
         dict(num_experts=4, num_experts_per_tok=3, moe_intermediate_size=32, decoder_sparse_step=2),
     ),
+    "qwen3_experts_gguf": (
+        "Qwen3Moe",
+        dict(head_dim=32, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32,
+             norm_topk_prob=True),
+    ),
     "mistral_window": ("Mistral", dict(sliding_window=7, head_dim=32)),
     "qwen2_window": (
         "Qwen2", dict(use_sliding_window=True, sliding_window=6, max_window_layers=1)
@@ -316,6 +321,10 @@ def write_gguf(path, model, arch: str, kind: str, rope=None) -> None:
         writer.add_embedding_scale(c.embedding_multiplier)
         writer.add_residual_scale(c.residual_multiplier)
         writer.add_logit_scale(c.logits_scaling)
+    if arch == "qwen3moe":
+        writer.add_expert_count(c.num_experts)
+        writer.add_expert_used_count(c.num_experts_per_tok)
+        writer.add_expert_feed_forward_length(c.moe_intermediate_size)
     if rope_settings["rope_type"] == "linear":
         writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
         writer.add_rope_scaling_factor(rope_settings["factor"])
@@ -323,17 +332,29 @@ def write_gguf(path, model, arch: str, kind: str, rope=None) -> None:
         writer.add_tensor("rope_freqs.weight", rope_divisors(head_dim) if rope is None else rope)
     heads = {"q_proj": c.num_attention_heads, "k_proj": c.num_key_value_heads}
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[arch.upper()], c.num_hidden_layers)
+
+    def put(name: str, stored: np.ndarray) -> np.ndarray:
+        type_ = gguf.GGMLQuantizationType[kind if stored.ndim > 1 else "F32"]
+        packed = gguf.quantize(stored, type_)
+        writer.add_tensor(name, packed, raw_dtype=type_)
+        return gguf.dequantize(packed, type_).reshape(stored.shape)
+
     for name, parameter in model.named_parameters():
         array = parameter.detach().numpy()
         n = heads.get(name.split(".")[-2]) if arch in INTERLEAVED else None
         stored = permute(array, n) if n else array
         offset = arch.startswith("gemma") and "norm" in name  # the file holds what is multiplied by
         stored = stored + 1 if offset else stored
-        stored_name = names.get_name(name, try_suffixes=(".weight", ".bias"))
-        type_ = gguf.GGMLQuantizationType[kind if array.ndim == 2 else "F32"]
-        packed = gguf.quantize(stored, type_)
-        writer.add_tensor(stored_name, packed, raw_dtype=type_)
-        rounded = gguf.dequantize(packed, type_).reshape(stored.shape)
+        if name.endswith("gate_up_proj"):  # of all experts; llama.cpp has two tensors
+            layer = name.split(".")[2]
+            halves = zip(("gate", "up"), np.split(stored, 2, axis=1), strict=True)
+            rounded = np.concatenate(
+                [put(f"blk.{layer}.ffn_{half}_exps.weight", own) for half, own in halves], axis=1
+            )
+        else:
+            of_experts = "" if name.endswith((".weight", ".bias")) else ".weight"
+            found = names.get_name(f"{name}{of_experts}", try_suffixes=(".weight", ".bias"))
+            rounded = put(found, stored)
         rounded = unpermute(rounded, n) if n else rounded - offset
         with torch.no_grad():
             parameter.copy_(torch.tensor(np.ascontiguousarray(rounded)))
@@ -368,6 +389,7 @@ def unpermute(rows, heads):
         ("qwen2_tied", "Q8_0"),
         ("qwen3", "F32"),
         ("qwen3_tied_bias", "Q8_0"),
+        ("qwen3_experts_gguf", "Q8_0"),
         ("gemma3_gguf", "F32"),
         ("gemma3_gguf", "Q8_0"),
         ("gemma3_pattern", "F32"),

@@ -17,6 +17,7 @@ from marft_jax import check
 from marft_jax.errors import BadInput
 from marft_jax.models.families import dense
 from marft_jax.models.ops import blocks
+from marft_jax.models.parts.experts import ExpertsConfig
 from marft_jax.models.tokenizers import tokenizer, vocabulary
 from marft_jax.models.weights import gguf as gguf_files
 from marft_jax.models.weights import load
@@ -44,8 +45,11 @@ def settings(writer: gguf.GGUFWriter, **changes) -> None:
             writer.add_uint32(f"{writer.arch}.{key}", value)
 
 
-def weights(writer: gguf.GGUFWriter, kind: str = "F32") -> dict[str, np.ndarray]:
-    """Random bytes as matrices of ``kind``; returns what each tensor stands for."""
+def weights(
+    writer: gguf.GGUFWriter, kind: str = "F32", dense: bool = True
+) -> dict[str, np.ndarray]:
+    """Random bytes as matrices of ``kind``, with ``dense`` those of an mlp, too; returns what each
+    tensor stands for."""
     rng, type_ = np.random.default_rng(0), gguf.GGMLQuantizationType[kind]
     shapes = {
         "token_embd": (32, 256),
@@ -53,10 +57,9 @@ def weights(writer: gguf.GGUFWriter, kind: str = "F32") -> dict[str, np.ndarray]
         "blk.0.attn_k": (128, 256),
         "blk.0.attn_v": (128, 256),
         "blk.0.attn_output": (256, 256),
-        "blk.0.ffn_gate": (256, 256),
-        "blk.0.ffn_up": (256, 256),
-        "blk.0.ffn_down": (256, 256),
     }
+    if dense:
+        shapes |= dict.fromkeys((f"blk.0.ffn_{x}" for x in ("gate", "up", "down")), (256, 256))
     values = {}
     for name, shape in shapes.items():
         blocks = random_blocks(rng, shape, type_)
@@ -118,6 +121,31 @@ def test_every_tensor_type_unpacks_to_its_values(kind, tmp_path):
         np.testing.assert_array_equal(tensors[ours].astype(np.float32), stored)
     direct = {"F16": np.float16, "BF16": ml_dtypes.bfloat16}
     assert tensors["layers/0/mixer/q/kernel"].dtype == direct.get(kind, np.float32)
+
+
+def test_a_tensor_of_all_experts_is_unpacked_expert_by_expert(tmp_path):
+    """Of Qwen3-MoE; llama.cpp has no field that says whether weights of experts sum to 1."""
+    writer = gguf.GGUFWriter(str(tmp_path / "m.gguf"), "qwen3moe")
+    counts = {"expert_count": 4, "expert_used_count": 2, "expert_feed_forward_length": 32}
+    settings(writer, **counts)
+    values, rng = weights(writer, "F32", dense=False), np.random.default_rng(1)
+    shapes = {"attn_q_norm": (128,), "attn_k_norm": (128,), "ffn_gate_inp": (4, 256)}
+    shapes |= {"ffn_gate_exps": (4, 32, 256), "ffn_up_exps": (4, 32, 256)}
+    for name, shape in (shapes | {"ffn_down_exps": (4, 256, 32)}).items():
+        kind = gguf.GGMLQuantizationType["Q8_0" if "exps" in name else "F32"]
+        packed = gguf.quantize(rng.normal(size=shape).astype(np.float32), kind)
+        writer.add_tensor(f"blk.0.{name}.weight", packed, raw_dtype=kind)
+        values[name] = gguf.dequantize(packed, kind).reshape(shape)
+    finish(writer)
+    tensors = read(tmp_path / "m.gguf")
+    for ours, expected in (
+        ("experts_gate_up/3/0", values["ffn_gate_exps"][3]),
+        ("experts_gate_up/1/1", values["ffn_up_exps"][1]),
+        ("experts_down/2/0", values["ffn_down_exps"][2]),
+    ):
+        np.testing.assert_array_equal(tensors[f"layers/0/mlp/{ours}/kernel"], expected)
+    [layer] = gguf_files.read_config(gguf_files.open_gguf(tmp_path / "m.gguf")).layers
+    assert layer.mlp == ExpertsConfig(256, 32, n_experts=4, n_chosen=2, normalised=True)
 
 
 @pytest.mark.parametrize("arch", ["llama", "qwen2"])

@@ -41,14 +41,16 @@ class ExpertsConfig:
     MATRICES: ClassVar[Mapping[str, Names]] = {
         "experts_gate_up": Names(
             "mlp.experts.base_layer",  # as peft nests two parameters of one module
-            "ffn_gate_up_exps",
+            "",
             pieces=("mlp.experts.{}.gate_proj", "mlp.experts.{}.up_proj"),
+            stacks=("ffn_gate_exps", "ffn_up_exps"),
             parameter="mlp.experts.gate_up_proj",
         ),
         "experts_down": Names(
             "mlp.experts",
-            "ffn_down_exps",
+            "",
             pieces=("mlp.experts.{}.down_proj",),
+            stacks=("ffn_down_exps",),
             parameter="mlp.experts.down_proj",
         ),
     }

@@ -33,6 +33,7 @@ class Names(NamedTuple):
         hf: as peft names its adapter, too.
         pieces: of a matrix of experts, the modules of one expert in Hugging Face checkpoints, with
             ``{}`` for its number; their rows follow each other in our matrix.
+        stacks: the same in GGUF files, where a tensor has a piece of all experts.
         parameter: of a matrix of experts, the parameter of transformers' module that holds all of
             them (peft: ``target_parameters``).
     """
@@ -40,6 +41,7 @@ class Names(NamedTuple):
     hf: str
     gguf: str
     pieces: tuple[str, ...] = ()
+    stacks: tuple[str, ...] = ()
     parameter: str = ""
 
 

@@ -23,7 +23,7 @@ from marft_jax.errors import BadInput
 from marft_jax.formats.foreign import readable
 from marft_jax.models import config_json, families
 from marft_jax.models.decoder import DecoderConfig
-from marft_jax.models.names import paths_by_name
+from marft_jax.models.names import source_name
 from marft_jax.models.ops import blocks
 from marft_jax.models.rope import RopeScaling
 
@@ -31,6 +31,7 @@ ARCHITECTURES = {
     "llama": families.FAMILIES["LlamaForCausalLM"],
     "qwen2": families.FAMILIES["Qwen2ForCausalLM"],
     "qwen3": families.FAMILIES["Qwen3ForCausalLM"],
+    "qwen3moe": families.FAMILIES["Qwen3MoeForCausalLM"],
     "gemma2": families.FAMILIES["Gemma2ForCausalLM"],
     "gemma3": families.FAMILIES["Gemma3ForCausalLM"],
     "smollm3": families.FAMILIES["SmolLM3ForCausalLM"],
@@ -173,7 +174,17 @@ def _granite(get: _Get, sizes: Mapping[str, int]) -> dict[str, Any]:
     return families.multipliers(*map(float, found))
 
 
-_MORE = {"gemma2": _gemma2, "smollm3": _smollm3, "granite": _granite}
+def _qwen3_experts(get: _Get, sizes: Mapping[str, int]) -> dict[str, Any]:
+    return {
+        "n_experts": get("expert_count"),
+        "n_chosen": get("expert_used_count"),
+        "d_expert": get("expert_feed_forward_length"),
+        "normalised": True,  # as llama.cpp
+        "is_dense": [False] * sizes["n_layers"],
+    }
+
+
+_MORE = {"qwen3moe": _qwen3_experts, "gemma2": _gemma2, "smollm3": _smollm3, "granite": _granite}
 
 
 def _windows(
@@ -200,7 +211,10 @@ def _refuse_unsupported(arch: str, get: _Get, head_dim: int, source: str) -> Non
     narrow = window and arch not in _WINDOWED and window < get("context_length", 0)
     scaling = get("rope.scaling.type", "none")
     refused = {
-        "expert_count": (get("expert_count", 0), "0 (no mixture of experts)"),
+        "expert_count": (
+            arch != "qwen3moe" and get("expert_count", 0),
+            "0 (no mixture of experts)",
+        ),
         "attention.sliding_window": (narrow, "none, or at least the context length"),
         "attention.value_length": (get("attention.value_length", head_dim) != head_dim, head_dim),
         "rope.dimension_count": (get("rope.dimension_count", head_dim) != head_dim, head_dim),
@@ -262,7 +276,9 @@ def read(
     Raises:
         BadInput: a tensor is missing, unexpected, misshapen or of a type that cannot be unpacked.
     """
-    wanted = paths_by_name(config, shapes, "gguf")
+    wanted: dict[str, list[str]] = {}  # several: of an expert each
+    for path in shapes:
+        wanted.setdefault(source_name(config, path, "gguf"), []).append(path)
     if missing := sorted(set(wanted) - set(file.tensors)):
         raise BadInput(f"{file.path}: {len(missing)} tensors are missing: {', '.join(missing[:3])}")
     if extra := sorted(set(file.tensors) - set(wanted) - {_ROPE_FREQS}):
@@ -272,10 +288,15 @@ def read(
     for name in file.tensors:
         if name == _ROPE_FREQS:
             continue
-        path = wanted[name]
+        [path, *others] = wanted[name]
         expected, got = shapes[path], _shape(file.tensors[name])
+        expected = (1 + len(others), *expected) if others else expected
         if got != expected:
             raise BadInput(f"{file.path}: tensor {name!r}: expected shape {expected}, got {got}")
+        if others:
+            for e, path in enumerate(wanted[name]):
+                yield path, _unpack(file, name, e)
+            continue
         module, leaf = path.split("/")[-2:]
         matrix = path.startswith("layers/") and leaf == "kernel"
         stays = matrix and (file.tensors[name].tensor_type.name, quantize) == ("Q4_0", "int4")
@@ -307,16 +328,19 @@ def _q4_0(tensor: ReaderTensor) -> Any:
     return qarray(halves.astype(ml_dtypes.int4).reshape(rows, width), scales)
 
 
-def _unpack(file: GGUF, name: str) -> np.ndarray:
-    """A tensor's values, in chunks on all cores; NumPy lets go of the interpreter meanwhile."""
+def _unpack(file: GGUF, name: str, at: int | None = None) -> np.ndarray:
+    """A tensor's values, or those of its element ``at``, in chunks on all cores; NumPy lets go of
+    the interpreter meanwhile."""
     tensor = file.tensors[name]
-    kind, shape = tensor.tensor_type, _shape(tensor)
+    kind, shape, data = tensor.tensor_type, _shape(tensor), tensor.data
+    if at is not None:
+        shape, data = shape[1:], data[at]
     if kind.name in ("F32", "F16"):
-        return tensor.data
+        return data
     if kind.name == "BF16":
-        return tensor.data.view(ml_dtypes.bfloat16).reshape(shape)
+        return data.view(ml_dtypes.bfloat16).reshape(shape)
     block, block_bytes = GGML_QUANT_SIZES[kind]
-    blocks = tensor.data.reshape(-1, block_bytes)
+    blocks = data.reshape(-1, block_bytes)
     values = np.empty((len(blocks), block), np.float32)
     step = max(1, _CHUNK_BYTES // block_bytes)
 
