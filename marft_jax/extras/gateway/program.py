@@ -33,8 +33,12 @@ _WRONG = "--team.workflow program: expected together with --env.name package.mod
 _WRONG += "function of (task, client); give both"
 
 
-def source(play: Play, split: Split) -> EnvSource:
-    """Makes episodes of a program; episodes of an evaluation have other tasks."""
+def source(play: Play, split: Split, is_game: bool = False) -> EnvSource:
+    """Makes episodes of a program; episodes of an evaluation have other tasks.
+
+    Args:
+        is_game: each agent earns its own reward, and none is paid to the whole team.
+    """
     started, lock = list["Endpoint"](), threading.Lock()
 
     def endpoint() -> Endpoint:
@@ -50,7 +54,7 @@ def source(play: Play, split: Split) -> EnvSource:
             started.pop().close()
 
     first = EVAL_SEEDS if split == "eval" else 0
-    return EnvSource(lambda: ProgramEnv(play, first, endpoint), close=close)
+    return EnvSource(lambda: ProgramEnv(play, first, endpoint, is_game), close=close)
 
 
 class ProgramEnv:
@@ -58,10 +62,14 @@ class ProgramEnv:
 
     Attributes:
         program: its calls, for the workflow.
+        players: in a game, the player of each agent: itself.
     """
 
-    def __init__(self, play: Play, first: int, endpoint: Callable[[], Endpoint]) -> None:
+    def __init__(
+        self, play: Play, first: int, endpoint: Callable[[], Endpoint], is_game: bool = False
+    ) -> None:
         self._play, self._first, self._endpoint = play, first, endpoint
+        self.players = (lambda names: dict(zip(names, names, strict=True))) if is_game else None
         self.program = Channel()
         weakref.finalize(self, self.program.close)
 

@@ -58,7 +58,7 @@ def source(env: Settings, split: Split) -> EnvSource:
     if importlib.util.find_spec("verifiers") is None:
         raise BadInput('--env.name verifiers: needs that package: pip install -e ".[verifiers]"')
     played = _Played(env, split)
-    inner: EnvSource = load_extra("program.source")(played.play, "train")
+    inner: EnvSource = load_extra("program.source")(played.play, "train", len(played.seats) > 1)
 
     def close() -> None:
         inner.close()
@@ -72,12 +72,14 @@ class _Played:
 
     Attributes:
         tasks: those of the split.
+        seats: their names.
     """
 
     def __init__(self, env: Settings, split: Split) -> None:
         loaders = _module("utils.loaders")
         try:
-            self._env: Any = loaders.load_environment(_config(env))
+            config, self.seats = _config(env)
+            self._env: Any = loaders.load_environment(config)
             taskset = self._env.taskset
             if env.tasks is None and not taskset.bounded:
                 raise BadInput("--env.tasks: expected a number, as this taskset has no end")
@@ -116,7 +118,7 @@ class _Played:
         if not episode.ok:
             errors = [*episode.errors, *(e for trace in episode.traces for e in trace.errors)]
             raise RuntimeError(f"verifiers: {errors[-1].message if errors else 'a trace failed'}")
-        return _paid(episode)
+        return _paid(episode, len(self.seats))
 
     def close(self) -> None:
         """Ends the servers."""
@@ -163,20 +165,22 @@ def _module(name: str) -> Any:
     return importlib.import_module(f"verifiers.v1.{name}")
 
 
-def _config(env: Settings) -> Any:
-    """The configuration of the environment, with our defaults of its seats."""
+def _config(env: Settings) -> tuple[Any, list[str]]:
+    """The configuration of the environment, with our defaults of its seats, and their names."""
     loaders, seat_type = _module("utils.loaders"), _module("configs.agent").AgentConfig
-    given = json.loads(env.args)
+    given: Any = None
+    with contextlib.suppress(json.JSONDecodeError):
+        given = json.loads(env.args)
     if not isinstance(given, dict):
         raise BadInput(f"--env.args: expected a JSON object, got {env.args:.60}")
     kind = loaders.env_config_type(env.taskset, given.get("id", ""))
     seats = [n for n, f in kind.model_fields.items() if isinstance(f.default, seat_type)]
     taskset = {"id": env.taskset, **given.get("taskset", {})}
     seated = {seat: {**_SEAT, "model": seat, **given.get(seat, {})} for seat in seats}
-    return loaders.resolve_env_config({**given, **seated, "taskset": taskset})
+    return loaders.resolve_env_config({**given, **seated, "taskset": taskset}), seats
 
 
-def _paid(episode: Any) -> StepResult:
+def _paid(episode: Any, seats: int) -> StepResult:
     """The rewards of an episode: those of each agent; of an only seat, the mean over its traces."""
     paid, parts = dict[str, float](), dict[str, Any]()
     for trace in episode.traces:
@@ -185,6 +189,6 @@ def _paid(episode: Any) -> StepResult:
         if trace.agent.trainable:
             paid[trace.agent.name] = paid.get(trace.agent.name, 0.0) + sum(found.values())
     info = {"verifiers": parts}
-    if len(parts) == 1:
+    if seats == 1:
         return StepResult("", sum(paid.values()) / len(episode.traces), True, info)
     return StepResult("", 0.0, True, info, paid)

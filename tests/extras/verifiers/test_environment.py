@@ -68,6 +68,7 @@ def test_an_unknown_taskset_and_wrong_settings_are_one_line(taskset):
     for wrong, message in (
         (Settings(taskset="nowhere_v1"), "--env.taskset nowhere_v1: "),
         (Settings(taskset=taskset, args="[]"), "--env.args: expected a JSON object"),
+        (Settings(taskset=taskset, args="{"), "--env.args: expected a JSON object"),
         (Settings(taskset=taskset, holdout=0.0), "expected tasks of both kinds, got 40 in all"),
     ):
         with pytest.raises(BadInput) as caught:
@@ -86,6 +87,7 @@ def test_each_seat_is_played_by_its_agent_and_earns_what_stands_on_its_traces(ta
     [line] = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
     metrics = json.loads(line)
     assert metrics["agent/planner/reward"] == 1.25 and metrics["agent/solver/reward"] == 1.0
+    assert metrics["reward/mean"] == (1.25 + 1.0) / 2
     row = json.loads((tmp_path / "run" / "transcripts" / "1.jsonl").read_text().splitlines()[0])
     assert [turn["agent"] for turn in row["turns"]] == ["planner", "solver"]
     assert row["results"][0]["info"]["verifiers"]["planner"] == [{"wrote": 1.0, "both": 0.25}]
