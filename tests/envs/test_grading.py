@@ -344,10 +344,12 @@ def test_a_slice_of_math_answers_equal_themselves_and_no_other(pool, shared_data
 
 
 @pytest.mark.slow
-def test_every_math_answer_equals_itself_and_no_other(pool, shared_data):
+def test_every_hard_math_answer_equals_itself_and_no_other(pool, shared_data):
+    """Whole numbers are tested with the answers of GSM8K."""
     answers = references(shared_data, "math/test.jsonl", "final_answer")
     assert len(answers) == 5000
-    assert check_all(pool, answers, FORMS) == []
+    hard = {answer for answer in answers if not answer.isdigit()}
+    assert check_all(pool, sorted(hard), FORMS) == []
 
 
 MARKED = """
