@@ -49,7 +49,7 @@ class Act(NamedTuple):
     start: int = 0  # this many of the prompt's tokens come, id by id, from the turns it sees
     number: int | None = None  # of its random stream; None for its place among the episode's acts
     choices: tuple[tuple[int, ...], ...] = ()  # ids of the actions it may take; () for any
-    form: str = ""  # JSON schema that its text follows, as text; "" for any text
+    form: str = ""  # form that its text follows, see ``sampling.Request``; "" for any text
 
 
 class AnsweredCall(NamedTuple):

@@ -38,7 +38,8 @@ class Request(NamedTuple):
         choices: the only actions that may be drawn, each as its ids with the end-of-turn token;
             empty for any action.
         base: name of the base that samples it.
-        form: JSON schema that the text follows, as text; "" for any text.
+        form: form that the text follows, as JSON: a schema; or a list of alternatives, each a list
+            of texts and schemas that follow one another. "" for any text.
     """
 
     prompt: np.ndarray

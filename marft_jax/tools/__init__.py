@@ -1,6 +1,13 @@
 """Tools that an agent may call in its turn, and the form in which models write calls."""
 
-from marft_jax.tools.calls import ToolCall, check_form, find_calls, for_model, with_ids
+from marft_jax.tools.calls import (
+    ToolCall,
+    check_form,
+    find_calls,
+    for_model,
+    form_of_call,
+    with_ids,
+)
 from marft_jax.tools.tool import Options, Source, Tool, ToolError, function_source, parse_options
 from marft_jax.tools.toolbox import (
     EpisodeTools,
@@ -23,6 +30,7 @@ __all__ = [
     "check_form",
     "find_calls",
     "for_model",
+    "form_of_call",
     "function_source",
     "load_toolboxes",
     "messages_of",

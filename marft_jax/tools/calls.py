@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Protocol
 
 from marft_jax.errors import BadInput
 from marft_jax.formats import foreign
-from marft_jax.tools.fenced import Message, Tools, only_text, rewrite
+from marft_jax.tools.fenced import Message, Tools, only_text, rewrite, write_block
 
 
 class ToolCall(NamedTuple):
@@ -26,8 +26,14 @@ class ToolCall(NamedTuple):
 class CallWriter(Protocol):
     """A tokenizer, as far as calls are concerned."""
 
-    def write_call(self, name: str, arguments: Mapping[str, Any]) -> str | None:
-        """Text in which an assistant calls a tool; None where the template has no tools."""
+    def write_call(
+        self, name: str, arguments: Mapping[str, Any], *, special: bool = False
+    ) -> str | None:
+        """Text in which an assistant calls a tool; None where the template has no tools.
+
+        Args:
+            special: with the special tokens that are part of the call.
+        """
         ...
 
 
@@ -114,6 +120,33 @@ def check_form(tokenizer: CallWriter) -> None:
             "tools: the chat template of this model writes calls in a form that is not known; use "
             "another base"
         )
+
+
+def form_of_call(tool: Mapping[str, Any], tokenizer: CallWriter) -> tuple[str, Any, str]:
+    """Form of a text that is a call of a tool: the text before its arguments, their JSON schema,
+    and the text behind them. Parameters that the tool does not name are left out.
+
+    Raises:
+        BadInput: the model's form of calls cannot hold the tool's name.
+    """
+    function = tool["function"]
+    name, own = function["name"], function.get("parameters") or {"properties": {}}
+    texts = [
+        tokenizer.write_call(name, _EXAMPLE, special=special)
+        or write_block(name, json.dumps(_EXAMPLE))
+        for special in (False, True)
+    ]
+    form, around = find_form(tokenizer), _EXAMPLE_TEXT.split(texts[1])
+    if form is None or form(texts[0], ()) != ("", [ToolCall(name, json.dumps(_EXAMPLE))]):
+        raise BadInput(f"tools: expected a name that this model can write in a call, got {name!r}")
+    if len(around) != 2:
+        raise BadInput("tool_choice: this model writes the arguments of a call as a text")
+    closed = {"type": "object", "additionalProperties": False} if "properties" in own else {}
+    return around[0], {**closed, **own}, around[1]
+
+
+_EXAMPLE = {"qxz": "qxz"}
+_EXAMPLE_TEXT = re.compile(r'\{\s*"qxz"\s*:\s*"qxz"\s*\}')
 
 
 def _parse_tagged(text: str, tools: Tools) -> tuple[str, list[ToolCall]]:

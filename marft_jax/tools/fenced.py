@@ -53,11 +53,12 @@ def _with_blocks(message: Message) -> Message:
     functions = [call["function"] for call in message.get("tool_calls") or ()]
     if not functions:
         return message
-    blocks = [_block(own["name"], own["arguments"]) for own in functions]
+    blocks = [write_block(own["name"], own["arguments"]) for own in functions]
     return {"role": message["role"], "content": "\n".join([message["content"] or "", *blocks])}
 
 
-def _block(name: str, body: str) -> str:
+def write_block(name: str, body: str) -> str:
+    """Writes a call as a fenced block."""
     return f"```call {name}\n{body}\n```"
 
 
@@ -65,7 +66,7 @@ def _description(tools: Tools) -> str:
     lines = [_BEGINNING]
     for function in (tool["function"] for tool in tools):
         body = only_text(function) or _arguments(function.get("parameters") or {})
-        lines += [_block(function["name"], body), function.get("description") or ""]
+        lines += [write_block(function["name"], body), function.get("description") or ""]
     return "\n".join(lines)
 
 

@@ -18,8 +18,9 @@ from marft_jax.errors import BadInput, described
 from marft_jax.extras.gateway.errors import ApiError
 from marft_jax.extras.gateway.protocol import Call, Choice
 from marft_jax.models.tokenizers.tokenizer import Message, Tokenizer
+from marft_jax.plugins import load_extra
 from marft_jax.team.prompts import Team
-from marft_jax.tools import check_form, find_calls, for_model, with_ids
+from marft_jax.tools import check_form, find_calls, for_model, form_of_call, with_ids
 from marft_jax.types import Act, Sampling, Turn
 
 _Spoken = tuple[Any, ...]
@@ -46,6 +47,28 @@ def check_tools(tokenizer: Tokenizer, call: Call) -> None:
             check_form(tokenizer)
         except BadInput as error:
             raise ApiError(400, str(error), "tools", "unsupported_parameter") from None
+
+
+def form_of(team: Team, agent: int, call: Call) -> str:
+    """Form of an answer: a call of a tool where that is required; else a call of a tool or what
+    follows the schema of ``response_format``, or the agent's own schema, if there is one.
+
+    Raises:
+        ApiError: a tool's name or the schema of its arguments cannot be a constraint.
+    """
+    schema = call.form or team.profiles[agent].form
+    if not (call.required or schema and call.tools):
+        return schema
+    ways: list[Any] = [] if call.required else [[json.loads(schema)]]
+    named = {tool["function"]["name"]: tool for tool in call.tools}
+    try:
+        for name in call.required or named:
+            ways.append(form_of_call(named[name], team.tokenizers[agent]))
+            load_extra("form.check")(json.dumps(ways[-1][1]), f"tools: {name}: parameters")
+        load_extra("form.check")(form := json.dumps(ways), "tools")
+    except BadInput as error:
+        raise ApiError(400, str(error), "tools") from None
+    return form
 
 
 def split_calls(
@@ -100,7 +123,7 @@ class History:
         prompt, start, known = self._prompt(agent, call)
         sampling = sampling_of(self._team, call, agent, len(prompt))
         sees = self._sees(call.messages, known)
-        form = call.form or self._team.profiles[agent].form
+        form = form_of(self._team, agent, call)
         act = Act(agent, prompt, 0, sees, sampling, start, form=form)
         return [act._replace(number=self._number(act, call.seed)) for _ in range(call.n)]
 

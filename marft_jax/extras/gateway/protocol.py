@@ -46,6 +46,10 @@ def _has_name(value: Any) -> bool:
     return isinstance(function, dict) and isinstance(function.get("name"), str)
 
 
+def _is_tool(value: Any) -> bool:
+    return _has_name(value) and isinstance(value["function"].get("parameters"), dict | None)
+
+
 def _is_call(value: Any) -> bool:
     return _has_name(value) and isinstance(value["function"].get("arguments"), str | None)
 
@@ -66,8 +70,11 @@ _FIELDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "n": (f"1 to {_MOST_CHOICES}", lambda v: _is_whole(v) and 1 <= v <= _MOST_CHOICES),
     "seed": ("a whole number", _is_whole),
     "stream_options": ("an object", lambda v: isinstance(v, dict)),
-    "tools": ('a list of {"type": "function", "function": {"name": ...}}', _list_of(_has_name)),
-    "tool_choice": ("auto or none", lambda v: v in ("auto", "none")),
+    "tools": ('a list of {"type": "function", "function": {"name": ...}}', _list_of(_is_tool)),
+    "tool_choice": (
+        'auto, none, required, or {"type": "function", "function": {"name": ...}}',
+        lambda v: v in ("auto", "none", "required") or _has_name(v),
+    ),
     "tool_calls": (
         'a list of {"function": {"name": ..., "arguments": "{...}"}}',
         _list_of(_is_call),
@@ -84,7 +91,9 @@ class Call(NamedTuple):
         seed: None where the samples need not be repeatable.
         ids: also answer with token ids.
         tools: definitions of those that it may call.
-        form: JSON schema that the answer follows, as text; "" for any answer.
+        form: JSON schema that the answer follows, unless it is a call of a tool, as text; "" for
+            any answer.
+        required: names of the tools of which it must call one; empty where it may also answer.
     """
 
     model: str
@@ -98,6 +107,7 @@ class Call(NamedTuple):
     ids: bool = False
     tools: tuple[dict[str, Any], ...] = ()
     form: str = ""
+    required: tuple[str, ...] = ()
 
     @property
     def stop(self) -> tuple[str, ...]:
@@ -146,8 +156,7 @@ def read_call(body: bytes) -> Call:
     for name, neutral in _NEUTRAL.items():
         if fields.get(name) is not None and fields[name] not in neutral:
             raise ApiError(400, f"{name}: not offered here", name, "unsupported_parameter")
-    choice = _field(fields, "tool_choice", "auto")
-    tools = _field(fields, "tools", [])
+    tools, required = _tools(fields)
     return Call(
         _field(fields, "model", ""),
         tuple(_message(f"messages[{i}]", m) for i, m in enumerate(_field(fields, "messages", []))),
@@ -158,9 +167,28 @@ def read_call(body: bytes) -> Call:
         _field(_field(fields, "stream_options", {}), "include_usage", False),
         _field(fields, "logprobs", False),
         _field(fields, "return_token_ids", False),
-        () if choice == "none" else tuple(tools),
+        tools,
         _form(fields),
+        required,
     )
+
+
+def _tools(fields: Mapping[str, Any]) -> tuple[tuple[dict[str, Any], ...], tuple[str, ...]]:
+    """Reads the tools that may be called, and the names of those of which one must be called."""
+    tools = tuple(_field(fields, "tools", []))
+    names = tuple(tool["function"]["name"] for tool in tools)
+    match _field(fields, "tool_choice", "auto"):
+        case "none":
+            return (), ()
+        case "auto":
+            return tools, ()
+        case choice:
+            required = names if choice == "required" else (choice["function"]["name"],)
+    if not required or not {*required} <= {*names}:
+        known = ", ".join(names) or "none"
+        what = f"tool_choice: expected one of the tools ({known}), got {shown(choice)}"
+        raise ApiError(400, what, "tool_choice")
+    return tools, required
 
 
 def _form(fields: Mapping[str, Any]) -> str:
@@ -176,8 +204,6 @@ def _form(fields: Mapping[str, Any]) -> str:
         case _:
             what = 'text, json_object, or json_schema with {"json_schema": {"schema": {...}}}'
             raise ApiError(400, f"{name}: expected {what}, got {shown(given)}", name)
-    if fields.get("tools"):
-        raise ApiError(400, f"{name}: not offered together with tools", name)
     text = json.dumps(schema)
     try:
         load_extra("form.check")(text, name)

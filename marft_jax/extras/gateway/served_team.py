@@ -14,7 +14,13 @@ from marft_jax.envs.base import Grade, Task, question_source
 from marft_jax.errors import BadInput
 from marft_jax.extras.gateway.batcher import Batcher, Share
 from marft_jax.extras.gateway.errors import ApiError
-from marft_jax.extras.gateway.history import check_tools, prompt_of, sampling_of, split_calls
+from marft_jax.extras.gateway.history import (
+    check_tools,
+    form_of,
+    prompt_of,
+    sampling_of,
+    split_calls,
+)
 from marft_jax.extras.gateway.protocol import Call, Choice
 from marft_jax.random_keys import Stream
 from marft_jax.sampling.protocol import Completion, Request
@@ -80,6 +86,7 @@ class ServedTeam:
         watch: Callable[[int, np.ndarray], None] | None,
     ) -> list[Choice]:
         check_tools(self._tokenizer, call)
+        form = form_of(self._team, agent, call)
         prompt = prompt_of(self._team, agent, call)
         watch = None if call.tools else watch  # which is a call shows at its end
         sampling = sampling_of(self._team, call, agent, len(prompt))
@@ -93,7 +100,7 @@ class ServedTeam:
                     sampling,
                     key,
                     base=self._team.bases[agent],
-                    form=call.form or self._team.profiles[agent].form,
+                    form=form,
                 )
                 seen = None if watch is None else functools.partial(watch, i)
                 waits.append(asyncio.wrap_future(self._batcher.submit(request, seen)))

@@ -1,10 +1,12 @@
-"""Constrains an action to texts that a JSON schema accepts, by the package llguidance."""
+"""Constrains an action to texts of a form, such as a JSON schema, by the package llguidance."""
 
 from __future__ import annotations
 
 import functools
 import importlib.util
-from collections.abc import Sequence
+import json
+import re
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,11 +16,11 @@ from marft_jax.errors import BadInput, one_line
 from marft_jax.models.tokenizers.tokenizer import Tokenizer
 
 
-def check(schema: str, where: str) -> None:
-    """Checks that a schema can be compiled.
+def check(form: str, where: str) -> None:
+    """Checks that a form can be compiled.
 
     Args:
-        schema: JSON schema, as text.
+        form: as ``sampling.Request`` has it.
         where: where it stands, for messages.
 
     Raises:
@@ -26,26 +28,23 @@ def check(schema: str, where: str) -> None:
     """
     if importlib.util.find_spec("llguidance") is None:
         raise BadInput(f'{where}: needs llguidance: pip install -e ".[structured]"')
-    from llguidance import LLMatcher
-
-    try:
-        fault = LLMatcher.validate_grammar(_compiled(schema))
-    except ValueError as error:
-        fault = str(error)
-    if fault:
+    if fault := _fault(form):
         raise BadInput(f"{where}: expected a JSON schema that can be compiled: {one_line(fault)}")
 
 
-def constraint(tokenizer: Tokenizer, vocabulary: int, schema: str) -> Constraint:
+def constraint(tokenizer: Tokenizer, vocabulary: int, form: str) -> Constraint:
     """Makes the constraint of one action.
 
     Args:
         vocabulary: tokens of the model, which may be more than the tokenizer's.
+        form: as ``sampling.Request`` has it.
     """
     from llguidance import LLMatcher
     from llguidance import numpy as masks
 
-    matcher = LLMatcher(_tokens(tokenizer, vocabulary), _compiled(schema))
+    tokens, added = _tokens(tokenizer, vocabulary), tokenizer.backend.added_tokens_decoder
+    special = {str(token): i for i, token in added.items() if tokens.is_special_token(i)}
+    matcher = LLMatcher(tokens, _grammar(form, tuple(special.items())))
     bits, read = masks.allocate_token_bitmask(1, vocabulary), 0
 
     def allowed(ids: Sequence[int]) -> np.ndarray | None:
@@ -63,13 +62,43 @@ def constraint(tokenizer: Tokenizer, vocabulary: int, schema: str) -> Constraint
 
 
 @functools.lru_cache(maxsize=64)
-def _compiled(schema: str) -> str:
-    """The grammar of a schema. JSON is written on one line, as Python's ``json`` does: a model that
-    may write white space anywhere may never end."""
+def _fault(form: str) -> str:
     from llguidance import LLMatcher
 
-    form: Any = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-    return LLMatcher.grammar_from_json_schema(schema, overrides=form)
+    try:
+        return LLMatcher.validate_grammar(_grammar(form))
+    except ValueError as error:
+        return str(error)
+
+
+_ONE_LINE: Any = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+"""JSON is written on one line, as Python's ``json`` does: a model that may write white space
+anywhere may never end."""
+
+
+@functools.lru_cache(maxsize=64)
+def _grammar(form: str, special: tuple[tuple[str, int], ...] = ()) -> str:
+    """The grammar of a form.
+
+    Args:
+        special: spelling and id of special tokens, which the texts of the form may hold.
+    """
+    from llguidance import LLMatcher
+
+    ways, ids = json.loads(form), dict(special)
+    if isinstance(ways, dict):
+        return LLMatcher.grammar_from_json_schema(form, overrides=_ONE_LINE)
+    marks = re.compile(f"({'|'.join(map(re.escape, ids)) or '(?!)'})")
+
+    def terms(part: Any) -> Iterator[str]:
+        if isinstance(part, dict):
+            yield f"%json {json.dumps(part | {'x-guidance': _ONE_LINE})}"
+        else:
+            for text in filter(None, marks.split(part)):
+                yield f"<[{ids[text]}]>" if text in ids else json.dumps(text)
+
+    found = (" ".join(term for part in way for term in terms(part)) for way in ways)
+    return LLMatcher.grammar_from_lark(f"start: {' | '.join(found)}")
 
 
 @functools.lru_cache(maxsize=8)

@@ -7,6 +7,7 @@ that token: whoever writes the text of a task can forge the end of a message.
 from __future__ import annotations
 
 import datetime
+import itertools
 import json
 import os
 import sys
@@ -114,8 +115,14 @@ class Tokenizer:
         """Conversation as a prompt for the assistant's next message, who may call tools."""
         return self.encode(self._render(messages, tools=tools))
 
-    def write_call(self, name: str, arguments: Mapping[str, Any]) -> str | None:
-        """Text in which an assistant calls a tool; None where the template has no tools."""
+    def write_call(
+        self, name: str, arguments: Mapping[str, Any], *, special: bool = False
+    ) -> str | None:
+        """Text in which an assistant calls a tool; None where the template has no tools.
+
+        Args:
+            special: with the special tokens that are part of the call.
+        """
         function = {"name": name, "arguments": arguments}
         call = {"id": "call00000", "type": "function", "function": function}
         parameters = {"type": "object", "properties": {}}
@@ -131,7 +138,9 @@ class Tokenizer:
             return None
         if not (name in before and after.startswith(before) and _PROBE in whole):
             return None
-        return self.decode(self.encode(after[len(before) :])).strip()
+        ids = self.encode(after[len(before) :])
+        own = itertools.takewhile(lambda i: i not in self.eos_ids, ids)
+        return self.decode([*own], special=special).strip()
 
     def opening(self, messages: Sequence[Message]) -> tuple[list[int], list[int]]:
         """``chat`` in two pieces: the conversation, and what opens the assistant's message."""

@@ -378,7 +378,14 @@ REFUSED = {
     ),
     "a tool without a name": (body_of(tools=[{"type": "function"}]), 400),
     "tools of an object": (body_of(tools={"f": 1}), 400),
-    "a tool that must be called": (body_of(tool_choice="required"), 400),
+    "no tool that could be called": (body_of(tool_choice="required"), 400),
+    "parameters that no constraint expresses": (
+        body_of(
+            tool_choice="required",
+            tools=[{"type": "function", "function": {"name": "f", "parameters": {"not": {}}}}],
+        ),
+        400,
+    ),
     "calls of a tool in words": (
         body_of(messages=[{"role": "assistant", "tool_calls": "f()"}]),
         400,

@@ -8,11 +8,11 @@ import json
 import numpy as np
 import pytest
 import small
-from programs import TAGGED, play, with_template
+from programs import LLAMA, MISTRAL, TAGGED, play, with_template
 
 from marft_jax.extras.gateway.errors import ApiError
 from marft_jax.extras.gateway.protocol import read_call
-from marft_jax.models.tokenizers.tokenizer import ByteTokenizer
+from marft_jax.models.tokenizers.tokenizer import FALLBACK_TEMPLATE, ByteTokenizer
 from marft_jax.tools import for_model
 
 ADD = {"type": "function", "function": {"name": "add", "description": "adds", "parameters": {}}}
@@ -44,47 +44,71 @@ def test_arguments_of_an_earlier_call_are_shown_as_an_object(arguments, shown):
     assert f'"arguments": {shown}}}' in tokenizer.decode(tokenizer.chat(messages, tools))
 
 
+ONE = '{"name": "add", "arguments": %s}'
+FORMS = {
+    "tagged": (TAGGED, f"<tool_call>{ONE}</tool_call>", f"<tool_call>{ONE}</tool_call>" * 2),
+    "bare": (LLAMA, ONE.replace("arguments", "parameters"), f"[{ONE}, {ONE}]"),
+    "marked": (MISTRAL, f"[TOOL_CALLS] [{ONE}]", f"[TOOL_CALLS] [{ONE}, {ONE}]"),
+    "fenced": (FALLBACK_TEMPLATE, "```call add\n%s\n```", "```call add\n%s\n```\n" * 2),
+}
+"""Templates, and how a model calls a tool there once and twice."""
+
+
 def speak(request):
     """Calls a tool where the prompt ends with a question."""
-    asked = bytes(i for i in request.prompt.tolist() if i < 256)
     number = sum(request.key) % 89
-    if asked.endswith(b"?"):
-        arguments = {"a": number}
-        return f" <tool_call>{json.dumps({'name': 'add', 'arguments': arguments})}</tool_call>"
-    return f"  is {number} "
+    called = FORMS["tagged"][1].replace("%s", json.dumps({"a": number}))
+    return f" {called}" if asks(request) else f"  is {number} "
 
 
-def test_what_was_sampled_is_trained_through_tools_and_calls_side_by_side(monkeypatch):
-    """A thousand calls; what is sampled cannot be had by encoding its text."""
+def asks(request):
+    asked = bytes(i for i in request.prompt.tolist() if i < 256)
+    return asked.removesuffix(b"\nAssistant:").endswith(b"?")
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_what_was_sampled_is_trained_through_tools_and_calls_side_by_side(form, monkeypatch):
+    """A thousand calls in all; what is sampled cannot be had by encoding its text."""
+    kinds, (template, once, twice) = set(), FORMS[form]
+
+    def says(request):
+        """Calls a tool once, twice, or with broken JSON."""
+        number = sum(request.key) % 89
+        called = (once, once, twice)[number % 3]
+        arguments = json.dumps({"a": number})[number % 7 == 0 :]
+        return f" {called.replace('%s', arguments)}" if asks(request) else f"  is {number} "
 
     async def talk(client, name, first):
         messages = [user(first)]
         for i in range(4):
             reply = await client.chat.completions.create(
-                model=name, messages=messages, tools=[ADD], max_tokens=99
+                model=name, messages=messages, tools=[ADD], max_tokens=199
             )
             [choice] = reply.choices
-            own = {"role": "assistant", "content": choice.message.content}
-            if choice.finish_reason == "tool_calls":
-                [call] = choice.message.tool_calls
-                function = vars(call.function)
-                own["tool_calls"] = [{"id": call.id, "type": "function", "function": function}]
-                total = json.loads(function["arguments"])["a"] + 1
-                answer = {"role": "tool", "tool_call_id": call.id, "content": str(total)}
-                messages += [own, answer]
+            messages.append({"role": "assistant", "content": choice.message.content})
+            calls = getattr(choice.message, "tool_calls", [])
+            assert (choice.finish_reason == "tool_calls") == bool(calls)
+            kinds.add(len(calls))
+            if calls:
+                messages[-1]["tool_calls"] = [
+                    {"id": call.id, "type": "function", "function": vars(call.function)}
+                    for call in calls
+                ]
+                messages += [
+                    {"role": "tool", "tool_call_id": call.id, "content": str(i)} for call in calls
+                ]
             else:
-                messages += [own, user(f"{i}?")]
+                messages.append(user(f"{i}?"))
 
     async def run(task, client):
         talks = [("planner", "a?"), ("solver", "b?"), ("solver", "c?"), ("solver", "c?")]
         await asyncio.gather(*(talk(client, *one) for one in talks))
         return 1.0
 
-    team = small.team(2, context=4000, max_new_tokens=99)
-    team = small.with_tokenizer(team, with_template(TAGGED))
-    played, engine = play(run, monkeypatch, range(63), speak, team=team)
-    assert len(engine.requests) == 63 * 16
-    end, calls = ByteTokenizer.END, 0
+    team = small.team(2, context=4000, max_new_tokens=199)
+    team = small.with_tokenizer(team, with_template(template))
+    played, engine = play(run, monkeypatch, range(16), says, team=team)
+    assert len(engine.requests) == 16 * 16 and kinds == {0, 1, 2}
     for episode in played.episodes:
         assert episode.results[0].info["rewritten"] == 0
         rows = {}
@@ -92,13 +116,11 @@ def test_what_was_sampled_is_trained_through_tools_and_calls_side_by_side(monkey
             known = turn.prompt[: turn.start].tobytes()
             assert known == b"" or known in rows, "a prompt that nobody has read and written"
             rows[turn.prompt.tobytes() + turn.action.tobytes()] = turn
-            assert turn.action[-1] == end
-            calls += turn.text.startswith("<tool_call>")
-        asked = [t for t in episode.turns if t.start == 0]
-        assert len(asked) == 4 and len(episode.turns) == 16
-    written = [speak(request).encode() for request in engine.requests]
+            assert turn.action[-1] == ByteTokenizer.END
+        assert len([t for t in episode.turns if t.start == 0]) == 4 and len(episode.turns) == 16
+    written = [says(request).encode() for request in engine.requests]
     actions = sorted(bytes(t.action[:-1].tolist()) for e in played.episodes for t in e.turns)
-    assert actions == sorted(written) and calls == 63 * 8
+    assert actions == sorted(written)
 
 
 def test_what_changes_a_conversation_with_tools_starts_a_row_and_is_counted(monkeypatch):
@@ -143,6 +165,51 @@ def test_another_agent_may_be_handed_the_conversation(monkeypatch):
     [episode] = play(run, monkeypatch)[0].episodes
     assert episode.results[0].info["rewritten"] == 0
     assert np.array_equal(episode.dependency, [[False, False], [True, False]])
+
+
+def test_a_call_that_is_required_constrains_what_is_sampled_and_an_answer_may_follow_a_schema(
+    monkeypatch,
+):
+    """Conversations with and without it are the same; what cannot be required is refused."""
+    add = {"name": "add", "parameters": {"properties": {"a": {"type": "integer"}}}}
+    sub = {"name": "sub"}
+    tools = [{"type": "function", "function": own} for own in (add, sub)]
+    named = {"type": "function", "function": {"name": "sub"}}
+    answer = {"type": "json_schema", "json_schema": {"schema": {"type": "boolean"}}}
+
+    def run(task, client):
+        def ask(**more):
+            talk = {"model": "solver", "messages": [user("a?")], "tools": tools}
+            return client.chat.completions.create(**(talk | more)).choices[0]
+
+        for choice in ("auto", "required", named):
+            assert ask(tool_choice=choice).finish_reason == "tool_calls"
+        ask(response_format=answer)
+        ask(response_format=answer, tool_choice="none")
+        odd = [{"type": "function", "function": {"name": "a b"}}]
+        for more, message in (
+            ({"tool_choice": "any"}, "tool_choice: expected auto, none, required, or "),
+            ({"tool_choice": "required", "tools": []}, r"expected one of the tools \(none\), got"),
+            ({"tool_choice": named, "tools": tools[:1]}, r"expected one of the tools \(add\), got"),
+            ({"tool_choice": "required", "tools": odd}, "expected a name that this model can"),
+        ):
+            with pytest.raises(ApiError, match=message) as refused:
+                ask(**more)
+            assert refused.value.status == 400
+        return 1.0
+
+    team = small.team(2, context=4000, max_new_tokens=99)
+    call = '```call add\n{"a": 1}\n```'
+    played, engine = play(run, monkeypatch, team=team, speak=lambda request: call)
+    assert played.episodes[0].results[0].info["rewritten"] == 0
+    forms = [json.loads(request.form or "null") for request in engine.requests]
+    adds = ["```call add\n", {"type": "object", "additionalProperties": False,
+                              **add["parameters"]}, "\n```"]  # fmt: skip
+    subs = ["```call sub\n", {"type": "object", "additionalProperties": False, "properties": {}},
+            "\n```"]  # fmt: skip
+    either = [[{"type": "boolean"}], adds, subs]
+    assert forms == [None, [adds, subs], [subs], either, {"type": "boolean"}]
+    assert len({request.prompt.tobytes() for request in engine.requests[:4]}) == 1
 
 
 def test_tools_are_refused_where_the_form_of_the_templates_calls_is_unknown(monkeypatch):

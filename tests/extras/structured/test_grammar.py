@@ -7,13 +7,15 @@ import json
 import numpy as np
 import pytest
 import small
+from programs import LLAMA, MISTRAL, TAGGED, with_template
 
 from marft_jax.errors import BadInput
 from marft_jax.extras.structured.grammar import check, constraint
-from marft_jax.models.tokenizers.tokenizer import ByteTokenizer
+from marft_jax.models.tokenizers.tokenizer import FALLBACK_TEMPLATE, ByteTokenizer
 from marft_jax.sampling.protocol import Request
 from marft_jax.team.profiles import Profile
 from marft_jax.team.team_files import Blueprint, dump_team, load_team
+from marft_jax.tools import find_calls, form_of_call
 from marft_jax.types import Sampling
 
 TOKENIZER = ByteTokenizer()
@@ -66,6 +68,34 @@ def test_every_text_of_random_choices_is_valid_for_many_schemas():
         while (mask := allowed(ids)) is not None:
             ids.append(int(rng.choice(np.flatnonzero(mask))))
         assert {*json.loads(TOKENIZER.decode(ids))} == {*names}
+
+
+TOOL = {"type": "object", "properties": {"n": {"type": "boolean"}, "s": {"enum": ["x", "é"]}},
+        "required": ["n"]}  # fmt: skip
+MARKED = LLAMA.replace('{"name"', '<|system|>{"name"')
+"""Calls behind a special token, as of Mistral."""
+
+
+@pytest.mark.parametrize("template", [TAGGED, LLAMA, MISTRAL, MARKED, FALLBACK_TEMPLATE])
+def test_every_text_of_random_choices_is_a_call_in_the_form_of_the_template(template):
+    """Of a tool whose arguments follow its schema; or it follows the schema of an answer."""
+    tokenizer, rng = with_template(template), np.random.default_rng(2)
+    tools = [{"function": {"name": name, "parameters": TOOL}} for name in ("add", "ad")]
+    ways = [*(form_of_call(tool, tokenizer) for tool in tools), [{"const": 5}]]
+    seen = set()
+    for _ in range(30):
+        allowed, ids = constraint(tokenizer, 264, json.dumps(ways)), list[int]()
+        while (mask := allowed(ids)) is not None:
+            ids.append(int(rng.choice(np.flatnonzero(mask))))
+        assert (ids[0] == ByteTokenizer.SYSTEM) == (template == MARKED) or ids[0] == ord("5")
+        text, calls = find_calls(tokenizer.decode(ids), tools, tokenizer)
+        assert [text, len(calls)] in (["", 1], ["5", 0])
+        for call in calls:
+            found = json.loads(call.arguments)
+            assert {"n"} <= {*found} <= {"n", "s"} and found.get("s", "x") in ("x", "é")
+            assert isinstance(found["n"], bool)
+        seen.add(calls[0].name if calls else text)
+    assert seen == {"add", "ad", "5"}
 
 
 def test_a_schema_that_cannot_be_compiled_is_one_line():
