@@ -61,7 +61,15 @@ EXTRAS = {
     "serve": SERVE,
     "mcp": [MCP],
     # what scripts/programs is written for; its tests run where it is installed
-    "programs": ["openai>=2", "langgraph>=1", "langchain-openai>=1", "openai-agents>=0.6"],
+    "programs": [
+        "openai>=2",
+        "langgraph>=1",
+        "langchain>=1",
+        "langchain-openai>=1",
+        "openai-agents>=0.6",
+        "pydantic-ai-slim[openai]>=2",
+        "smolagents[openai]>=1.20",
+    ],
     # environments of that package, whose programs start by uv; its tests run where it is installed
     "verifiers": ["verifiers>=0.4", "uv>=0.9", *SERVE],
     "structured": [FORMS],

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 
+import numpy as np
 import pytest
 import small
 from programs import TAGGED, play, with_template
+
+from marft_jax.extras.structured.grammar import constraint
+from marft_jax.models.tokenizers.tokenizer import ByteTokenizer
 
 
 @pytest.fixture
@@ -58,6 +63,34 @@ def test_a_graph_of_langgraph_with_a_loop(programs, monkeypatch):
         assert episode.results[0].info["rewritten"] == 0
         assert episode.turns[2].sees == (0,)
         assert all(t.sees == (0, 2) and t.start > 0 for t in episode.turns[3:])
+
+
+@pytest.mark.parametrize(
+    ("package", "program", "rewritten"),
+    [("pydantic_ai", "pydantic_sum", 0), ("langchain", "langchain_sum", 0),
+     ("smolagents", "smolagents_sum", None)],
+)  # fmt: skip
+def test_a_framework_that_requires_calls_or_a_form_of_the_answer(
+    package, program, rewritten, programs, monkeypatch
+):
+    """What is sampled is any text of the form, and the framework can use it."""
+    pytest.importorskip(package)
+    pytest.importorskip("llguidance")
+    tokenizer = ByteTokenizer()
+
+    def speak(request):
+        rng, ids = np.random.default_rng(sum(request.key) % 9973), list[int]()
+        allowed = constraint(tokenizer, 264, request.form)
+        while (mask := allowed(ids)) is not None:
+            ids.append(int(rng.choice(np.flatnonzero(mask))))
+        return tokenizer.decode(ids)
+
+    team = small.team(2, context=30000, max_new_tokens=3000)
+    module = importlib.import_module(program)
+    played, engine = play(module.play, monkeypatch, range(3), speak, team=team)
+    assert all(request.form for request in engine.requests)
+    for episode in played.episodes:
+        assert rewritten in (None, episode.results[0].info["rewritten"])
 
 
 def test_a_handoff_of_the_agents_sdk(programs, monkeypatch):
