@@ -26,6 +26,7 @@ import jax.numpy as jnp
 from benchmark_works import (
     NEW,
     PROMPT,
+    SCHEMA,
     SHAPES,
     Bench,
     Work,
@@ -140,6 +141,9 @@ def works(bench: Bench, rows: Sequence[int], agents: Sequence[int]) -> dict[str,
         )._replace(peer=decode(bench, 8, 1).run)
     todo |= {
         f"generate, 8 rows x {PROMPT} + {NEW} tokens": lambda: generate(bench, 8),
+        "generate, 8 rows with a JSON schema; peer: without": lambda: generate(
+            bench, 8, form=SCHEMA
+        )._replace(peer=generate(bench, 8).run),
         "generate, half of each prompt shared": lambda: generate(bench, 8, PROMPT // 2),
         "update, 8 rows x 320 tokens": lambda: update(bench, 8, 2),
     }

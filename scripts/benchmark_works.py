@@ -29,6 +29,7 @@ from marft_jax.models.ops.remat import Remat
 from marft_jax.models.tokenizers.tokenizer import ByteTokenizer
 from marft_jax.models.weights.load import BaseModel, decoder_on, load_base
 from marft_jax.parallel import mesh as mesh_lib
+from marft_jax.plugins import load_extra
 from marft_jax.sampling.bases import SamplerOfBases
 from marft_jax.sampling.protocol import Completion, Request, Sampler
 from marft_jax.team.assemble import make_team
@@ -50,6 +51,9 @@ SHAPES = {
 OTHER = "other"
 """Name of a second base."""
 PROMPT, NEW = 250, 64  # tokens of the generation and of the update, as in the README's tables
+SCHEMA = '{"type": "array", "items": {"type": "object", "properties": {"name": {"type": "string"}, \
+"number": {"type": "integer"}}, "required": ["name", "number"]}, "minItems": 100}'
+"""Schema that no text of ``NEW`` tokens completes."""
 
 
 class Work(NamedTuple):
@@ -108,6 +112,9 @@ class Bench:
             seed=0,
             alpha=config.lora.alpha,
             decode=self.base.tokenizer.decode,
+            forms=lambda form: load_extra("form.constraint")(
+                self.base.tokenizer, self.base.config.vocab_size, form
+            ),
         )
         engine.load({MAIN: self.adapters(agents)}, 0)
         return engine
@@ -160,19 +167,27 @@ def prompts(rows: int, length: int, vocabulary: int, seed: int = 0) -> np.ndarra
 
 
 def play(
-    engine: Engine, prompts: Sequence[np.ndarray], owners: Sequence[int], new: Sequence[int]
+    engine: Engine,
+    prompts: Sequence[np.ndarray],
+    owners: Sequence[int],
+    new: Sequence[int],
+    form: str = "",
 ) -> list[Completion]:
     """So many new tokens for each prompt."""
-    submit(engine, prompts, owners, new)
+    submit(engine, prompts, owners, new, form)
     done = drain(engine)
     return [done[ticket] for ticket in sorted(done)]
 
 
 def submit(
-    engine: Engine, prompts: Sequence[np.ndarray], owners: Sequence[int], new: Sequence[int]
+    engine: Engine,
+    prompts: Sequence[np.ndarray],
+    owners: Sequence[int],
+    new: Sequence[int],
+    form: str = "",
 ) -> None:
     for i, (ids, owner, n) in enumerate(zip(prompts, owners, new, strict=True)):
-        engine.submit(Request(ids, owner, Sampling(int(n)), (0, i, owner)))
+        engine.submit(Request(ids, owner, Sampling(int(n)), (0, i, owner), form=form))
 
 
 def drain(engine: Sampler) -> dict[int, Completion]:
@@ -204,11 +219,12 @@ def prefill(bench: Bench, rows: int) -> Work:
     return generate(bench, rows, new=1)._replace(tokens=tokens, flops=flops)
 
 
-def generate(bench: Bench, rows: int, shared: int = 0, new: int = NEW) -> Work:
+def generate(bench: Bench, rows: int, shared: int = 0, new: int = NEW, form: str = "") -> Work:
     """Prompts of 250 tokens and new ones for each row, prefill included.
 
     Args:
         shared: the first so many tokens are the same in all prompts.
+        form: that the texts follow, see ``Request``.
     """
     engine, adapters = bench.engine(rows, 2, PROMPT + NEW, NEW), bench.adapters(2)
     ids = prompts(rows, PROMPT, bench.base.config.vocab_size)
@@ -216,7 +232,7 @@ def generate(bench: Bench, rows: int, shared: int = 0, new: int = NEW) -> Work:
 
     def run() -> None:
         engine.load({MAIN: adapters}, 0)  # as in a training step: nothing is held from before
-        play(engine, ids, dealt(rows, 2), [new] * rows)
+        play(engine, ids, dealt(rows, 2), [new] * rows, form)
 
     return Work(rows * new, run)
 
