@@ -1,7 +1,7 @@
 """An agent of smolagents that must call a tool in each step: one of its own, or the final answer.
 
 cd scripts/programs && python -m marft_jax.train --team.workflow program \
-    --env.name smolagents_sum:play --model.base SmolLM2-135M-Instruct.Q4_1.gguf \
+    --env.name smolagents_sum:play --model.base ../../models/SmolLM2-135M-Instruct.Q4_1.gguf \
     --team.max_new_tokens 60 --model.context 4000 --run.dir runs/smolagents
 """
 

@@ -19,7 +19,13 @@ from contextlib import AbstractAsyncContextManager
 from typing import Any, TypeVar
 
 from mcp import Client, MCPError
-from mcp.types import INVALID_PARAMS, REQUEST_TIMEOUT
+from mcp.types import (
+    INVALID_PARAMS,
+    REQUEST_TIMEOUT,
+    CallToolRequest,
+    CallToolRequestParams,
+    CallToolResult,
+)
 
 from marft_jax.tools import ToolError
 
@@ -109,7 +115,12 @@ class Connection:
     async def _call(self, name: str, arguments: dict[str, Any]) -> str:
         client = await self.client()
         try:
-            result = await client.call_tool(name, arguments, read_timeout_seconds=self._seconds)
+            # not client.call_tool: it lists the tools once more, to check what is not used here
+            result = await client.session.send_request(
+                CallToolRequest(params=CallToolRequestParams(name=name, arguments=arguments)),
+                CallToolResult,
+                request_read_timeout_seconds=self._seconds,
+            )
         except Exception as error:
             if isinstance(error, MCPError) and error.code == INVALID_PARAMS:
                 raise ToolError(error.message) from None

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _MOST = 1000  # tools of a server
+_LONGEST = 100_000  # characters of a tool's schema
+_SHOWN = 20  # names in a message
 _LIST_SECONDS = 90.0  # in which a server must have started and listed its tools
 _UNBOUNDED = 1e9  # seconds; a connection ends its calls itself, and a server may have to start
 
@@ -108,19 +110,20 @@ def _client(options: ServerOptions, errors: IO[str]) -> AbstractAsyncContextMana
 async def _list(
     connect: Callable[[], Awaitable[Client]], options: ServerOptions, where: str
 ) -> tuple[Tool, ...]:
-    """Lists the tools that are wanted; names that no prompt should have are left out."""
+    """Lists the tools that are wanted; what no prompt should have is left out."""
     listed, cursor = list[Any](), None
     async with asyncio.timeout(_LIST_SECONDS):
         client = await connect()
         while len(listed) < _MOST:
             page = await client.list_tools(cursor=cursor)
             listed, cursor = listed + page.tools, page.next_cursor
-            if not cursor:
+            if not (cursor and page.tools):
                 break
-    found = {tool.name: _tool(tool, options) for tool in listed if _NAME.fullmatch(tool.name)}
+    tools = [_tool(one, options) for one in listed[:_MOST] if _NAME.fullmatch(one.name)]
+    found = {tool.name: tool for tool in tools if len(str(tool.schema)) <= _LONGEST}
     wanted = options.only or tuple(found)
     if not wanted or not set(wanted) <= set(found):
-        names = ", ".join(found) or "none with a plain name"
+        names = ", ".join([*found][:_SHOWN]) or "none with a plain name"
         raise BadInput(f"{where}: only: expected tools that it has ({names}), got {options.only}")
     return tuple(found[name] for name in wanted)
 
