@@ -8,7 +8,7 @@ first.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import jax
@@ -53,16 +53,20 @@ def initial_adapters(
             folder = Path(settings.init).expanduser() / name
         else:
             continue
-        layers_with = peft.every_layer
         if saved is None or profile.init is not None:
             adapter = _read(folder, name)
-            layers_with = models[base].layers_with if base in models else layers_with
+            layers_with = models[base].layers_with if base in models else peft.every_layer
         elif name in saved:
-            adapter = saved[name]
+            adapter, layers_with = saved[name], _in_order
         else:
             raise BadInput(f"{folder}: expected this adapter, found {', '.join(saved)}")
         _copy(adapter, loaded[base], n, scale, folder, layers_with)
     return jax.tree.map(lambda new, old: jax.device_put(new, old.sharding), loaded, dict(fresh))
+
+
+def _in_order(target: str) -> Iterable[int]:
+    """Layers of a saved adapter: their places among those that have the matrix."""
+    return itertools.count()
 
 
 def _read(folder: Path, name: str) -> peft.Adapter:

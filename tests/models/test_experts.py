@@ -353,6 +353,15 @@ def test_a_peft_folder_of_experts_is_read_as_it_was_written(tmp_path):
     fresh = lora.init(jax.random.key(1), MIXED, adapters=[0], rank=RANK, targets=TARGETS)
     loaded = initial_adapters(team, settings, {MAIN: fresh}, models={MAIN: MIXED})[MAIN]
     chex.assert_trees_all_close(loaded, tree, rtol=1e-6)
+    of_run = {  # as a run's checkpoint has it: layers are counted among those with the matrix
+        (target, i): (np.asarray(ab["a"][0, i]), np.asarray(ab["b"][0, i]))
+        for target, ab in tree.items()
+        for i in range(ab["a"].shape[1])
+    }
+    saved = {small.team(1).folder_of(MAIN, 0): peft.Adapter(of_run, RANK, ALPHA / RANK)}
+    settings = dataclasses.replace(settings, init="a run")
+    loaded = initial_adapters(small.team(1), settings, {MAIN: fresh}, saved, {MAIN: MIXED})[MAIN]
+    chex.assert_trees_all_close(loaded, tree, rtol=1e-6)
 
 
 @pytest.mark.slow
