@@ -18,6 +18,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -212,7 +213,7 @@ class Block(nnx.Module):
             out, kept = self.mixer(h, layer, ropes, adapters, cache, reading)
             x_BTD = self._add(x_BTD, _normalised(out, self.attn_post_norm))
         with jax.named_scope("mlp"):
-            out = self.mlp(_normalised(x_BTD, self.mlp_norm), adapters)
+            out = self.mlp(_normalised(x_BTD, self.mlp_norm), layer, adapters)
             return self._add(x_BTD, _normalised(out, self.mlp_post_norm)), kept
 
     def _add(self, x_BTD: Array, out_BTD: Array) -> Array:
@@ -310,8 +311,10 @@ class Decoder(nnx.Module):
             x_BTD = x_BTD * jnp.asarray(self.config.embedding_multiplier, x_BTD.dtype)
         rope = ropes(self.config.attentions, positions_BT)
 
-        def run(graphdef: Any, layer: Layer, weights: Base, *args: Any) -> tuple[Array, Any]:
-            return nnx.merge(graphdef, weights)(layer, *args, reading)
+        def run(
+            graphdef: Any, layer: Layer, weights: Sequence[Base], *args: Any
+        ) -> tuple[Array, Any]:
+            return nnx.merge(graphdef, *weights)(layer, *args, reading)
 
         stacked = self.config.stacked
         run = rematerialised(run, self.remat, 0 if stacked else (0, 1), scanned=stacked)
@@ -327,7 +330,7 @@ class Decoder(nnx.Module):
         run = jax.jit(run, static_argnums=(0, 1))
         for i, block in enumerate(self.layers):
             with jax.named_scope(f"layer_{i}"):
-                graphdef, weights = nnx.split(block)
+                graphdef, *weights = nnx.split(block)
                 adapters = LayerAdapters(lora.of(i, self.config) if lora else {}, owners)
                 own = None if cache is None else cache[i]
                 layer = Layer(slides=self.config.sliding[i], rope=self.config.ropes[i])
@@ -340,21 +343,28 @@ class Decoder(nnx.Module):
     ) -> tuple[Array, Any]:
         """Runs one period of layers per step of the scan.
 
-        The cache is passed from step to step, so that it is written in place.
+        The cache is passed from step to step, so that it is written in place. Experts are not
+        sliced (``ops.experts``).
         """
         c, p = self.config, self.config.period
-        graphdefs, weights = zip(*map(nnx.split, self.layers), strict=True)
+        parts = (nnx.split(block, _of_experts, ...) for block in self.layers)
+        graphdefs, experts, weights = zip(*parts, strict=True)
         kinds = [(c.sliding[j::p], c.ropes[j::p]) for j in range(p)]
         traced = [[jnp.asarray(x) if len({*x}) > 1 else None for x in own] for own in kinds]
+
+        def layer(i: Array, kinds: Any, traced: Any) -> Layer:
+            """Layer of a place in the period; its kind is traced where the place has several."""
+            kind = (x[0] if y is None else y for x, y in zip(kinds, traced, strict=True))
+            return Layer(i, *kind)
 
         def step(carried: Any, each: Any) -> tuple[Any, Any]:
             (x_BTD, cache), (i, traced, weights, adapters) = carried, each
             kept = ()
             for j in range(p):
-                kind = (x[0] if y is None else y for x, y in zip(kinds[j], traced[j], strict=True))
                 matrices = lora._replace(layers=adapters).of(j, c) if lora else {}
                 inputs = x_BTD, rope, LayerAdapters(matrices, owners), cache and cache[j]
-                x_BTD, new = run(graphdefs[j], Layer(i, *kind), weights[j], *inputs)
+                own = experts[j], weights[j]
+                x_BTD, new = run(graphdefs[j], layer(i, kinds[j], traced[j]), own, *inputs)
                 kept += (new,)
             return ((x_BTD, None), kept) if cache is None else ((x_BTD, kept), None)
 
@@ -373,6 +383,10 @@ class Decoder(nnx.Module):
         """From hidden states to logits."""
         matrix = (self.embed.embedding if self.lm_head is None else self.lm_head.kernel)[...]
         return Vocabulary(matrix, self.config.logits_divisor, self.config.logits_cap)
+
+
+def _of_experts(path: Any, leaf: Any) -> bool:
+    return "expert" in leaf.axes
 
 
 def _stack(blocks: list[Block]) -> Block:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import AbstractMesh, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from marft_jax.errors import BadInput
@@ -30,12 +30,12 @@ _ROW_AXES = ("data", "fsdp")
 ROWS = P(_ROW_AXES)
 PLACES = "places"  # names a vmap over the places along ``data``
 
-LOGICAL_AXES: Mapping[str | None, str | None] = {
+LOGICAL_AXES: Mapping[str | None, str | tuple[str, ...] | None] = {
     "model": "fsdp",
     "heads": "tensor",
     "hidden": "tensor",
     "vocabulary": "tensor",
-    "expert": None,
+    "expert": ("fsdp", "tensor"),
     "piece": None,
     None: None,
 }
@@ -257,7 +257,7 @@ def row_axes() -> tuple[str, ...]:
 
 def row_shards(mesh: Mesh) -> int:
     """Returns the number of parts that the rows of a batch are split into."""
-    return math.prod(mesh.shape[axis] for axis in _ROW_AXES)
+    return places(mesh, _ROW_AXES)
 
 
 def replicated(mesh: Mesh) -> NamedSharding:
@@ -278,10 +278,15 @@ def base_sharding(mesh: Mesh, axes: Sequence[str | None], shape: Sequence[int]) 
     """
     spec = (*[None] * (len(shape) - len(axes)), *(LOGICAL_AXES[axis] for axis in axes))
     fitted = [
-        axis if axis is not None and size % mesh.shape[axis] == 0 else None
+        axis if axis is not None and size % places(mesh, axis) == 0 else None
         for axis, size in zip(spec, shape, strict=True)
     ]
     return NamedSharding(mesh, P(*fitted))
+
+
+def places(mesh: Mesh | AbstractMesh, axes: str | Sequence[str]) -> int:
+    """Returns the number of parts of what is split over one axis or several."""
+    return math.prod(mesh.shape[axis] for axis in ([axes] if isinstance(axes, str) else axes))
 
 
 def placer(mesh: Mesh) -> Callable[[Sequence[str | None], Any], jax.Array]:

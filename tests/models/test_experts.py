@@ -229,7 +229,7 @@ def test_every_platforms_form_is_the_reference_for_few_rows_and_many(platform, r
     rng = np.random.default_rng(0)
     sizes = jnp.asarray(np.bincount(rng.integers(0, 4, rows), minlength=5), jnp.int32)
     x, y = (jnp.asarray(rng.normal(size=(rows, n)), jnp.float32) for n in (6, 4))
-    matrices = jnp.asarray(rng.normal(size=(5, 6, 4)), jnp.float32)
+    matrices = experts.Stack(jnp.asarray(rng.normal(size=(3, 5, 6, 4)), jnp.float32), jnp.int32(5))
     for reference, operands in (
         (functools.partial(experts._each_expert, over=1), (x, matrices, sizes)),
         (functools.partial(experts._each_expert, over=2), (y, matrices, sizes)),
@@ -256,7 +256,7 @@ def test_packed_experts_compute_what_their_unpacked_values_would(kind):
     _, _, params = packed = base(MIXED, kind)
     mlp = params["layers"][0]["mlp"]
     kernel, router = mlp["experts_down"]["kernel"], mlp["router"]["weight"]
-    assert not isinstance(kernel.get_value(), jax.Array) and kernel.shape == (8, 32, 1, 32)
+    assert not isinstance(kernel.get_value(), jax.Array) and kernel.shape == (1, 8, 32, 32)
     assert isinstance(router.get_value(), jax.Array)
     tensor = load.reader(params)
     graphdef, abstract = load.abstract_decoder(MIXED, jnp.float32)
@@ -279,7 +279,7 @@ def test_a_file_gives_the_stacks_and_an_export_its_tensors(tmp_path):
     chex.assert_trees_all_equal(jax.tree.leaves(again), jax.tree.leaves(params))
     kernel = again["layers"][2]["mlp"]["experts_gate_up"]["kernel"][...]
     up = found["model.layers.2.mlp.experts.5.up_proj.weight"]
-    np.testing.assert_array_equal(kernel[5, :, 1], up.T)
+    np.testing.assert_array_equal(kernel[1, 5], up.T)
     huggingface.write_model(tmp_path / "out", published(tmp_path), {}, 1.0, {})
     chex.assert_trees_all_equal(load_file(tmp_path / "out" / "model.safetensors"), found)
     assert load.decoder_config(str(tmp_path / "out")) == MIXED

@@ -1,10 +1,15 @@
 """Products of rows that are sorted by expert: each row meets the matrix of its own expert.
 
-The reference multiplies all rows with every expert and keeps what belongs together. A TPU has a
-ragged product. XLA computes that as the reference does on CPUs and GPUs: 60 to 100 times the work
-with 64 experts of which 8 are chosen. A CPU goes over blocks of rows instead and reads an expert
-only where a block needs it: the experts that a step of decoding chose, each as it lies. A GPU
-multiplies all blocks at once, with a copy of each block's expert, where there are many rows.
+The reference multiplies all rows with every expert and keeps what belongs together. A CPU goes over
+blocks of rows and reads an expert only where a block needs it: the experts that a step of decoding
+chose, each as it lies. A TPU has a ragged product, whose kernel goes over the tiles that have rows;
+it goes over blocks like a CPU where experts are packed and for gradients, for which the kernel
+would need a transposed copy. XLA computes a ragged product as the reference does on CPUs and GPUs:
+60 to 100 times the work with 64 experts of which 8 are chosen. A GPU multiplies all blocks at once,
+with a copy of each block's expert, where there are many rows.
+
+A scan over layers leaves matrices of experts where they are, in one stack for all layers: neither
+a ragged product nor a loop could take a slice of the stack without a copy of it.
 """
 
 from __future__ import annotations
@@ -25,7 +30,7 @@ if TYPE_CHECKING:
     from qwix import QArray
 
 _BLOCKS = ((2, 1), (16, 16))  # up to 2 rows per expert go one by one, up to 16 in blocks of 16
-_BLOCK = 32
+_BLOCK, _TPU_BLOCK = 32, 128
 _GPU_FEW, _GPU_BLOCK = 16, 128  # rows per expert up to which a GPU takes XLA's ragged product
 
 
@@ -35,20 +40,64 @@ class Routes(NamedTuple):
     Attributes:
         order_M: the copy (token · K + choice) at each sorted place; M = T · K.
         place_M: the sorted place of each copy.
-        sizes_E: number of copies of each expert.
+        sizes_E: number of copies of each expert; copies of other experts come last.
     """
 
     order_M: Array
     place_M: Array
     sizes_E: Array
 
+    def known(self, x: Array) -> Array:
+        """Sorted copies, 0 where the expert is not among ``sizes_E``; so are their gradients."""
+        return jnp.where((jnp.arange(len(x)) < self.sizes_E.sum())[:, None], x, 0)
 
-def sort_by_expert(experts_TK: Array, experts: int) -> Routes:
-    """Sorts tokens by their chosen experts; within an expert they keep their order."""
-    chosen_M = experts_TK.ravel()
+
+def sort_by_expert(experts_TK: Array, first: int | Array, experts: int) -> Routes:
+    """Sorts tokens by their chosen experts; within an expert they keep their order.
+
+    Args:
+        first, experts: number of the first expert that is here, and how many are.
+    """
+    chosen_M = experts_TK.ravel() - first
+    chosen_M = jnp.where((chosen_M >= 0) & (chosen_M < experts), chosen_M, experts)
     order_M = jnp.argsort(chosen_M, stable=True)
-    sizes_E = jnp.zeros(experts, jnp.int32).at[chosen_M].add(1)
+    sizes_E = jnp.zeros(experts, jnp.int32).at[chosen_M].add(1)  # drops those past the end
     return Routes(order_M, jnp.argsort(order_M), sizes_E)
+
+
+class Stack(NamedTuple):
+    """Matrices of E experts within a stack.
+
+    Attributes:
+        matrices: ``[..., E, in, out]``, packed or not.
+        first: number of the matrix of the first expert, counted over all axes before the last two.
+    """
+
+    matrices: Array | QArray
+    first: int | Array
+
+    @property
+    def experts(self) -> int:
+        return self.matrices.shape[-3]
+
+    @property
+    def in_a_row(self) -> Any:
+        """All matrices of the stack, ``[n, in, out]``."""
+        return jax.tree.map(lambda x: x.reshape(-1, *x.shape[-2:]), self.matrices)
+
+    def of(self, expert: Array, dtype: Any) -> Array:
+        """The matrix of an expert, unpacked."""
+        at = self.first + expert
+        pick = functools.partial(jax.lax.dynamic_index_in_dim, index=at, keepdims=False)
+        return unpacked(jax.tree.map(pick, self.in_a_row), dtype)
+
+    def all(self, dtype: Any) -> Array:
+        """The matrices of all E experts, unpacked: a copy, where the stack has more."""
+
+        def part(x: Array) -> Array:
+            return jax.lax.dynamic_slice_in_dim(x, self.first, self.experts)
+
+        return unpacked(jax.tree.map(part, self.in_a_row), dtype)
 
 
 def take_copies(x: Array, at_M: Array, back_M: Array, copies: int) -> Array:
@@ -73,38 +122,38 @@ _take.defvjp(
 )
 
 
-def grouped(x: Array, matrices: Array | QArray, sizes_E: Array, over: int) -> Array:
+def grouped(
+    x: Array, matrices: Array | QArray, sizes_E: Array, over: int, first: int | Array = 0
+) -> Array:
     """Each row times the matrix of its expert.
 
     Args:
         x: rows sorted by expert, ``[M, in]``.
         matrices: one per expert, ``[E, in, out]``, or ``[E, out, in]`` where ``over`` is 2; packed
-            matrices have no gradient.
+            matrices, and those within a larger stack, have no gradient.
         sizes_E: rows of each expert.
-        over: axis of ``matrices`` that meets the rows.
+        over: axis of ``matrices`` that meets the rows, from the first of their last three.
+        first: as of ``Stack``.
     """
-    return _grouped(x, matrices, sizes_E, over)
+    return _grouped(x, Stack(matrices, first), sizes_E, over)
 
 
-def _forward(x: Array, matrices: Any, sizes_E: Array, over: int) -> Array:
-    return _times(x, matrices, sizes_E, over=over)
+def _forward(x: Array, stack: Stack, sizes_E: Array, over: int) -> Array:
+    return _times(x, stack, sizes_E, over=over)
 
 
 def _backward(over: int, forward: Any, dy: Array) -> tuple[Array, Any, None]:
-    x, matrices, sizes_E = forward
-    dx = grouped(dy, matrices, sizes_E, 3 - over)
-    if not isinstance(matrices, Array):
+    x, stack, sizes_E = forward
+    dx = _grouped(dy, stack, sizes_E, 3 - over)
+    if not isinstance(stack.matrices, Array) or stack.matrices.ndim > 3:
         return dx, None, None
     pair = (dy, x) if over == 2 else (x, dy)
-    return dx, _outer(*pair, sizes_E).astype(matrices.dtype), None
+    return dx, Stack(_outer(*pair, sizes_E).astype(stack.matrices.dtype), None), None
 
 
 _grouped = jax.custom_vjp(_forward, nondiff_argnums=(3,))
 _grouped.defvjp(
-    lambda x, matrices, sizes_E, over: (
-        grouped(x, matrices, sizes_E, over),
-        (x, matrices, sizes_E),
-    ),
+    lambda x, stack, sizes_E, over: (_forward(x, stack, sizes_E, over), (x, stack, sizes_E)),
     _backward,
 )
 
@@ -114,17 +163,11 @@ def of_rows(sizes_G: Array, rows: int) -> Array:
     return jnp.searchsorted(jnp.cumsum(sizes_G), jnp.arange(rows), side="right")
 
 
-def _one(matrices: Any, expert: Array, dtype: Any) -> Array:
-    """The matrix of an expert, unpacked."""
-    own = jax.tree.map(lambda x: jax.lax.dynamic_index_in_dim(x, expert, 0, False), matrices)
-    return unpacked(own, dtype)
-
-
-def _each_expert(x: Array, matrices: Any, sizes_E: Array, *, over: int) -> Array:
-    expert_M, out = of_rows(sizes_E, len(x)), matrices.shape[3 - over]
+def _each_expert(x: Array, stack: Stack, sizes_E: Array, *, over: int) -> Array:
+    expert_M, out = of_rows(sizes_E, len(x)), stack.matrices.shape[-over]
 
     def add(e: Array, y: Array) -> Array:
-        own = times(x, _one(matrices, e, x.dtype), (1, over - 1))
+        own = times(x, stack.of(e, x.dtype), (1, over - 1))
         return jnp.where((expert_M == e)[:, None], own, y)
 
     return jax.lax.fori_loop(0, len(sizes_E), add, jnp.zeros((len(x), out), x.dtype))
@@ -144,10 +187,20 @@ def _dimensions(contracted: tuple[int, int], groups: list[int]) -> Any:
     return jax.lax.RaggedDotDimensionNumbers(over, [0], groups)
 
 
-def _rows_ragged(x: Array, matrices: Any, sizes_G: Array, *, over: int) -> Array:
-    own, places = unpacked(matrices, x.dtype), len(sizes_G) // matrices.shape[0]
+def _rows_ragged(x: Array, stack: Stack, sizes_G: Array, *, over: int) -> Array:
+    own, places = stack.all(x.dtype), len(sizes_G) // stack.experts
     every = jnp.tile(own, (places, 1, 1)) if places > 1 else own
     return jax.lax.ragged_dot_general(x, every, sizes_G, _dimensions((1, over), [0]))
+
+
+def _rows_on_tpu(x: Array, stack: Stack, sizes_G: Array, *, over: int) -> Array:
+    """In the ragged product all matrices of the stack take part; most of them have no rows."""
+    packed, places = not isinstance(stack.matrices, Array), len(sizes_G) // stack.experts
+    if packed or over == 2 or places > 1:
+        return _rows_in_blocks(x, stack, sizes_G, over=over, most=_TPU_BLOCK)
+    none = jnp.zeros(len(stack.in_a_row), sizes_G.dtype)
+    sizes = jax.lax.dynamic_update_slice_in_dim(none, sizes_G, stack.first, 0)
+    return jax.lax.ragged_dot_general(x, stack.in_a_row, sizes, _dimensions((1, over), [0]))
 
 
 def _outer_ragged(y: Array, x: Array, sizes_G: Array) -> Array:
@@ -165,8 +218,8 @@ class _Blocks(NamedTuple):
     count: Array
 
 
-def _size_of_blocks(rows: int, groups: int) -> int:
-    return next((size for most, size in _BLOCKS if rows <= most * groups), _BLOCK)
+def _size_of_blocks(rows: int, groups: int, most: int = _BLOCK) -> int:
+    return next((size for few, size in _BLOCKS if rows <= few * groups), most)
 
 
 def _blocks_of(sizes_G: Array, rows: int, size: int) -> _Blocks:
@@ -179,15 +232,17 @@ def _blocks_of(sizes_G: Array, rows: int, size: int) -> _Blocks:
     return _Blocks(size, group, first, end_G[-1])
 
 
-def _rows_in_blocks(x: Array, matrices: Any, sizes_G: Array, *, over: int) -> Array:
-    rows, experts, out = len(x), matrices.shape[0], matrices.shape[3 - over]
-    b = _blocks_of(sizes_G, rows, _size_of_blocks(rows, len(sizes_G)))
+def _rows_in_blocks(
+    x: Array, stack: Stack, sizes_G: Array, *, over: int, most: int = _BLOCK
+) -> Array:
+    rows, out = len(x), stack.matrices.shape[-over]
+    b = _blocks_of(sizes_G, rows, _size_of_blocks(rows, len(sizes_G), most))
     padded = jnp.pad(x, ((0, b.size), (0, 0)))
 
     def write(i: Array, y: Array) -> Array:
         """Also writes rows past the end of its group, which the next group's blocks overwrite."""
         own = jax.lax.dynamic_slice_in_dim(padded, b.first[i], b.size)
-        new = times(own, _one(matrices, b.group[i] % experts, x.dtype), (1, over - 1))
+        new = times(own, stack.of(b.group[i] % stack.experts, x.dtype), (1, over - 1))
         return jax.lax.dynamic_update_slice_in_dim(y, new, b.first[i], 0)
 
     return jax.lax.fori_loop(0, b.count, write, jnp.zeros((rows + b.size, out), x.dtype))[:rows]
@@ -215,12 +270,13 @@ def _block_rows(x: Array, b: _Blocks, sizes_G: Array) -> Array:
     return jnp.where(inside[..., None], x[jnp.minimum(row, len(x) - 1)], 0)
 
 
-def _rows_at_once(x: Array, matrices: Any, sizes_G: Array, *, over: int) -> Array:
+def _rows_at_once(x: Array, stack: Stack, sizes_G: Array, *, over: int) -> Array:
     rows, groups = len(x), len(sizes_G)
     if rows <= _GPU_FEW * groups:
-        return _rows_ragged(x, matrices, sizes_G, over=over)
+        return _rows_ragged(x, stack, sizes_G, over=over)
     b = _blocks_of(sizes_G, rows, _GPU_BLOCK)
-    own = jax.tree.map(lambda each: each[b.group % matrices.shape[0]], matrices)
+    at = stack.first + b.group % stack.experts
+    own = jax.tree.map(lambda each: each[at], stack.in_a_row)
     dimensions = ((2,), (over,)), ((0,), (0,))
     y = jax.lax.dot_general(_block_rows(x, b, sizes_G), unpacked(own, x.dtype), dimensions)
     group_M, start_G = of_rows(sizes_G, rows), jnp.cumsum(sizes_G) - sizes_G
@@ -252,7 +308,8 @@ def _merging_places(run: Callable[..., Array], shared: int | None) -> Any:
     def rule(size: int, batched: Any, *operands: Any) -> tuple[Array, bool]:
         def flat(i: int, operand: Any) -> Any:
             own = all(jax.tree.leaves(batched[i]))
-            if i == shared and not own:
+            if i == shared:
+                assert not any(jax.tree.leaves(batched[i])), "places with matrices of their own"
                 return operand
             wide = operand if own else jnp.broadcast_to(operand, (size, *operand.shape))
             return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), wide)
@@ -265,14 +322,14 @@ def _merging_places(run: Callable[..., Array], shared: int | None) -> Any:
 
 def _rows_of_places(run: Callable[..., Array]) -> Callable[..., Array]:
     forms = {over: _merging_places(functools.partial(run, over=over), 1) for over in (1, 2)}
-    return lambda x, matrices, sizes_E, *, over: forms[over](x, matrices, sizes_E)
+    return lambda x, stack, sizes_E, *, over: forms[over](x, stack, sizes_E)
 
 
 _times = chosen(
     _each_expert,
     cpu=_rows_of_places(_rows_in_blocks),
     cuda=_rows_of_places(_rows_at_once),
-    tpu=_rows_of_places(_rows_ragged),
+    tpu=_rows_of_places(_rows_on_tpu),
 )
 _outer = chosen(
     _outer_of_each_expert,

@@ -1,4 +1,4 @@
-"""Attention kernels, which the compiler cannot split over devices, on any mesh."""
+"""What the compiler cannot split over devices, on any mesh: attention kernels, and experts."""
 
 from __future__ import annotations
 
@@ -46,6 +46,44 @@ def split(q_BHTC: Array, kv: KV) -> tuple[Array, Array, Array, Callable[[Kernel]
         return jax.shard_map(kernel, in_specs=specs, out_specs=heads, check_vma=False)
 
     return q_BHTC, k, v, everywhere
+
+
+def by_expert(
+    run: Callable[..., Array], experts: int, tokens: Any, *parts: tuple[Any, int | None]
+) -> Array:
+    """Runs rows through experts: every device its own rows through its own experts.
+
+    Experts are split over ``fsdp`` and ``tensor``, rows over ``data``, so all places that have
+    some of the experts compute the same rows, and their results are summed. Where the mesh of the
+    context does not divide experts or rows, these are not split.
+
+    Args:
+        run: ``run(first, tokens, *arrays)``, where ``first`` is the number of the first expert of
+            the device, gives ``[B, ...]``.
+        tokens: arrays with the rows first.
+        parts: arrays, and which of their axes counts the experts; None for all of an array.
+    """
+    mesh, split = jax.sharding.get_abstract_mesh(), mesh_lib.LOGICAL_AXES["expert"] or ()
+    if mesh.empty or mesh.size == 1:
+        return run(0, tokens, *(arrays for arrays, _ in parts))
+    split = split if experts % mesh_lib.places(mesh, split) == 0 else ()
+    rows = [axis for axis in mesh_lib.row_axes() if axis not in split]
+    divided = len(jax.tree.leaves(tokens)[0]) % mesh_lib.places(mesh, rows) == 0
+    of_rows, of_experts = tuple(rows) if divided and rows else None, split or None
+
+    def of_device(tokens: Any, *arrays: Any) -> Array:
+        place = jax.lax.axis_index(split) if split else 0
+        each = experts // mesh_lib.places(mesh, split)
+        return run(place * each, tokens, *arrays)[None]
+
+    specs = (P() if axis is None else P(*[None] * axis, of_experts) for _, axis in parts)
+    sums = jax.shard_map(
+        of_device,
+        in_specs=(P(of_rows), *specs),
+        out_specs=P(of_experts, of_rows),
+        check_vma=False,
+    )
+    return sums(tokens, *(arrays for arrays, _ in parts)).sum(0)
 
 
 def of_places(kernel: Callable[..., Any]) -> Any:

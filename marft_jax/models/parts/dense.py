@@ -9,6 +9,7 @@ from typing import ClassVar
 from flax import nnx
 from jax import Array
 
+from marft_jax.models.ops.attention import Layer
 from marft_jax.models.ops.products import Activation, gated
 from marft_jax.models.ops.remat import keep
 from marft_jax.models.parts.part import LayerAdapters, Make, Matrix, Names
@@ -48,7 +49,7 @@ class Dense(nnx.Module):
         self.activation: Activation = config.activation
         self.gate, self.up, self.down = make.linears(config)
 
-    def __call__(self, x_BTD: Array, adapters: LayerAdapters) -> Array:
+    def __call__(self, x_BTD: Array, layer: Layer, adapters: LayerAdapters) -> Array:
         gate = keep(self.gate(x_BTD, adapters))
         up = keep(self.up(x_BTD, adapters))
         return self.down(gated(gate, up, self.activation), adapters)

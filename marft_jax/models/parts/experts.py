@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 
+from marft_jax.models.ops import per_device
+from marft_jax.models.ops.attention import Layer
 from marft_jax.models.ops.experts import Routes, grouped, of_rows, sort_by_expert, take_copies
 from marft_jax.models.ops.products import Activation, clamped_gate, gated, product
 from marft_jax.models.ops.remat import keep
@@ -62,8 +64,8 @@ class ExpertsConfig:
             target="experts", experts=self.n_experts, chosen=self.n_chosen, bias=self.bias
         )
         return {
-            "experts_gate_up": Matrix(d, 2 * f, ("hidden", "model"), **many),
-            "experts_down": Matrix(f, d, ("model", "hidden"), **many),
+            "experts_gate_up": Matrix(d, 2 * f, (None, None), **many),
+            "experts_down": Matrix(f, d, (None, None), **many),
         }
 
     def build(self, make: Make) -> Experts:
@@ -84,55 +86,81 @@ class Router(nnx.Module):
         bias = jnp.zeros((config.n_experts,), make.dtype)
         self.bias = nnx.Param(bias, axes=(None,)) if config.bias else None
 
-    def __call__(self, x_TD: Array) -> tuple[Array, Array]:
-        logits_TE = product(x_TD.astype(jnp.float32), self.weight[...].astype(jnp.float32))
+    def __call__(self, x_BTD: Array) -> tuple[Array, Array]:
+        logits_BTE = product(x_BTD.astype(jnp.float32), self.weight[...].astype(jnp.float32))
         if self.bias is not None:
-            logits_TE = logits_TE + self.bias[...].astype(jnp.float32)[None]
-        shares_TE = jax.nn.softmax(keep(logits_TE), axis=-1)
-        weights_TK, experts_TK = jax.lax.top_k(shares_TE, self.config.n_chosen)
+            logits_BTE = logits_BTE + self.bias[...].astype(jnp.float32)[None, None]
+        shares_BTE = jax.nn.softmax(keep(logits_BTE), axis=-1)
+        weights_BTK, experts_BTK = jax.lax.top_k(shares_BTE, self.config.n_chosen)
         if self.config.normalised:
-            weights_TK = weights_TK / weights_TK.sum(-1, keepdims=True)
-        return weights_TK.astype(x_TD.dtype), experts_TK
+            weights_BTK = weights_BTK / weights_BTK.sum(-1, keepdims=True)
+        return weights_BTK.astype(x_BTD.dtype), experts_BTK
 
 
 class ExpertMatrix(nnx.Module):
     """A matrix of every expert, and the low-rank correction by each token's owner: one pair for
     every expert and adapter.
 
-    It is stored as ``[E, in, pieces, out / pieces]``, as a TPU's ragged product reads it; from
+    It is stored as ``[pieces, E, in, out / pieces]``, as a TPU's ragged product reads it; from
     ``[E, out, in]`` XLA copies all experts in every step.
     """
 
     def __init__(self, name: str, matrix: Matrix, pieces: int, make: Make):
-        self.name = name
+        self.name, self.pieces = name, pieces
         init = jax.nn.initializers.normal(matrix.d_in**-0.5)
-        shape = (matrix.experts, matrix.d_in, pieces, matrix.d_out // pieces)
+        shape = (pieces, matrix.experts, matrix.d_in, matrix.d_out // pieces)
         kernel = init(make.rngs.params(), shape, make.dtype)
-        out, into = matrix.axes
-        self.kernel = nnx.Param(kernel, axes=("expert", into, "piece", out))
-        bias = jnp.zeros((matrix.experts, *shape[2:]), make.dtype)
-        axes = ("expert", "piece", None if out == "model" else out)
-        self.bias = nnx.Param(bias, axes=axes) if matrix.bias else None
+        self.kernel = nnx.Param(kernel, axes=("piece", "expert", *reversed(matrix.axes)))
+        bias = jnp.zeros((*shape[:2], shape[3]), make.dtype)
+        self.bias = nnx.Param(bias, axes=("piece", "expert", None)) if matrix.bias else None
 
     def __call__(
-        self, x_MI: Array, routes: Routes, adapters: LayerAdapters, columns_M: Array | None
-    ) -> Array:
-        kernel_EIO = jax.tree.map(lambda x: x.reshape(*x.shape[:2], -1), self.kernel[...])
-        y = grouped(x_MI, kernel_EIO, routes.sizes_E, 1)
+        self,
+        x_MI: Array,
+        layer: Array | None,
+        routes: Routes,
+        adapters: LayerAdapters,
+        columns_M: Array | None,
+    ) -> list[Array]:
+        """Each piece of the products.
+
+        Args:
+            layer: number of the layer where kernel and bias have all layers in front.
+        """
+        sizes_E, before = routes.sizes_E, 0 if layer is None else layer * self.pieces
+        kernel, experts = self.kernel.get_value(), len(sizes_E)
+        found = [
+            grouped(x_MI, kernel, sizes_E, 1, (before + piece) * experts)
+            for piece in range(self.pieces)
+        ]
         if self.bias is not None:
-            bias_EO = self.bias[...].reshape(len(routes.sizes_E), -1)
-            y = y + bias_EO[of_rows(routes.sizes_E, len(y))]
+            expert_M = of_rows(sizes_E, len(x_MI))
+            biases = self.bias[...] if layer is None else self.bias[...][layer]
+            found = [y + bias[expert_M] for y, bias in zip(found, biases, strict=True)]
         if (lora := adapters.matrices.get(self.name)) is None:
-            return y
+            return found
         assert columns_M is not None, "adapters without owners"
         with jax.named_scope("lora"):
-            ranks = grouped(x_MI, lora.a, routes.sizes_E, 2) * columns_M
-            return y + grouped(ranks, lora.b, routes.sizes_E, 1)
+            ranks = grouped(x_MI, lora.a, sizes_E, 2) * columns_M
+            more = jnp.split(grouped(ranks, lora.b, sizes_E, 1), self.pieces, axis=-1)
+            return [y + own for y, own in zip(found, more, strict=True)]
+
+
+class _Tokens(NamedTuple):
+    """Activations of tokens, the weights and numbers of their experts, their owners' columns."""
+
+    x: Array
+    weights: Array
+    experts: Array
+    columns: Array | None
 
 
 class Experts(nnx.Module):
     """Σ over the chosen experts e of weight_e · down_e(activation(gate_e(x)) * up_e(x))
-    (Shazeer et al. 2017). No token is dropped, however many choose an expert."""
+    (Shazeer et al. 2017). No token is dropped, however many choose an expert.
+
+    On a mesh, each device has some of the experts and computes their part of the sum.
+    """
 
     def __init__(self, config: ExpertsConfig, make: Make):
         self.config = config
@@ -144,25 +172,53 @@ class Experts(nnx.Module):
             if matrix.experts
         )
 
-    def __call__(self, x_BTD: Array, adapters: LayerAdapters) -> Array:
-        c, x_TD = self.config, x_BTD.reshape(-1, x_BTD.shape[-1])
+    def __call__(self, x_BTD: Array, layer: Layer, adapters: LayerAdapters) -> Array:
         with jax.named_scope("router"):
-            weights_TK, experts_TK = self.router(x_TD)
-            routes = sort_by_expert(experts_TK, c.n_experts)
+            weights_BTK, experts_BTK = self.router(x_BTD)
+        names = "experts_gate_up", "experts_down"
+        graphdef, matrices = nnx.split([getattr(self, name) for name in names])
+        lora = {name: adapters.matrices[name] for name in names if name in adapters.matrices}
+        columns_BTR = adapters.owners.columns if lora and adapters.owners else None
+
+        def run(
+            first: int | Array, tokens: _Tokens, matrices: Any, lora: Any, number: Any
+        ) -> Array:
+            own = nnx.merge(graphdef, matrices)
+            return self._of_device(own, LayerAdapters(lora, None), number, first, tokens)
+
+        axis = 1 if layer.number is None else 2  # behind the layers and the pieces
+        return per_device.by_expert(
+            run,
+            self.config.n_experts,
+            _Tokens(x_BTD, weights_BTK, experts_BTK, columns_BTR),
+            (matrices, axis),
+            (lora, 0),
+            (layer.number, None),
+        )
+
+    def _of_device(
+        self,
+        matrices: list[ExpertMatrix],
+        adapters: LayerAdapters,
+        number: Array | None,
+        first: int | Array,
+        tokens: _Tokens,
+    ) -> Array:
+        """Their part of the sum: of the experts from ``first``, whose matrices these are."""
+        (gate_up, down), c = matrices, self.config
+        flat: Any = jax.tree.map(lambda x: x.reshape(-1, x.shape[-1]), tokens)
+        routes = sort_by_expert(flat.experts, first, gate_up.kernel.shape[-3])
         there = routes.order_M, routes.place_M, c.n_chosen
-        columns_M = None
-        if adapters.owners is not None:
-            columns = adapters.owners.columns
-            columns_M = take_copies(columns.reshape(-1, columns.shape[-1]), *there)
+        columns_M = None if flat.columns is None else take_copies(flat.columns, *there)
+        rest = number, routes, adapters, columns_M
         with jax.named_scope("experts"):
-            x_MD = take_copies(x_TD, *there)
-            both = keep(self.experts_gate_up(x_MD, routes, adapters, columns_M))
-            gate, up = both[:, : c.d_expert], both[:, c.d_expert :]
+            x_MD = routes.known(take_copies(flat.x, *there))
+            gate, up = map(keep, gate_up(x_MD, *rest))
             if c.limit:
                 hidden = clamped_gate(gate, up, c.gain, c.limit)
             else:
                 hidden = gated(gate, up, c.activation)
-            y_MD = self.experts_down(hidden, routes, adapters, columns_M)
+            y_MD = routes.known(down(hidden, *rest)[0])
         y_MD = take_copies(y_MD, routes.place_M, routes.order_M, 1)
-        y_TKD = y_MD.reshape(*experts_TK.shape, -1) * weights_TK[..., None]
-        return y_TKD.sum(1).reshape(x_BTD.shape)
+        y_TKD = y_MD.reshape(*flat.experts.shape, -1) * flat.weights[..., None]
+        return y_TKD.sum(1).reshape(tokens.x.shape)

@@ -103,7 +103,11 @@ class Part(Protocol):
 
 
 class Mlp(Part, Protocol):
-    """Computes each position by itself: the module is ``mlp(x_BTD, adapters) -> y_BTD``."""
+    """Computes each position by itself: the module is ``mlp(x_BTD, layer, adapters) -> y_BTD``.
+
+    Parameters with the axis ``expert`` have all layers of this place in the period in front where
+    ``layer`` has a number.
+    """
 
 
 class Reading(NamedTuple):

@@ -10,6 +10,7 @@ import jax
 from flax import nnx
 from jax import Array
 
+from marft_jax.models.ops.attention import Layer
 from marft_jax.models.ops.products import gated, product
 from marft_jax.models.ops.remat import keep
 from marft_jax.models.parts.experts import Experts, ExpertsConfig
@@ -68,8 +69,8 @@ class SharedExpert(Experts):
         )
         self.shared_weight = SharedWeight(config.d_model, make)
 
-    def __call__(self, x_BTD: Array, adapters: LayerAdapters) -> Array:
-        routed = super().__call__(x_BTD, adapters)
+    def __call__(self, x_BTD: Array, layer: Layer, adapters: LayerAdapters) -> Array:
+        routed = super().__call__(x_BTD, layer, adapters)
         with jax.named_scope("shared_expert"):
             gate = keep(self.shared_gate(x_BTD, adapters))
             up = keep(self.shared_up(x_BTD, adapters))

@@ -32,6 +32,7 @@ from marft_jax.models.ops import blocks
 from marft_jax.models.ops.attention_choice import attention_on
 from marft_jax.models.parts.part import Axes
 from marft_jax.models.tokenizers.tokenizer import ByteTokenizer, Tokenizer
+from marft_jax.parallel import mesh as mesh_lib
 
 Tensors = Iterable[tuple[str, np.ndarray]]
 Shapes = dict[str, tuple[int, ...]]
@@ -210,7 +211,7 @@ def _parameters(state: Base) -> dict[str, _Parameter]:
     ``layers/3/mlp/experts_down/7/0/kernel``.
     """
     found, flat = {}, nnx.to_flat_state(state)
-    period = 1 + max(keys[1] for keys, _ in flat if keys[0] == "layers")
+    period = len({keys[1] for keys, _ in flat if keys[0] == "layers"})
     for keys, leaf in flat:
         first, *rest = keys
         layers = leaf.ndim - len(leaf.axes)
@@ -219,8 +220,8 @@ def _parameters(state: Base) -> dict[str, _Parameter]:
         shape = tuple(n for n, counts in zip(leaf.shape, counted, strict=True) if not counts)
         turned = "expert" in leaf.axes
         for numbers in np.ndindex(*sizes):
-            names = [numbers[0] * period + rest[0], *rest[1:-1]] if layers else rest[:-1]
-            path = (first, *names, *numbers[layers:], *rest[-1:])
+            names = [numbers[0] * period + int(rest[0]), *rest[1:-1]] if layers else rest[:-1]
+            path = (first, *names, *reversed(numbers[layers:]), *rest[-1:])
             left = iter(numbers)
             index = tuple(next(left) if counts else None for counts in counted)
             found[_join(path)] = _Parameter(keys, index, shape[::-1] if turned else shape, turned)
@@ -263,10 +264,9 @@ def fill(
         axes = tuple(axis for axis in flat[keys].axes if axis not in _STACKS)
         placed = jax.tree.map(functools.partial(place, axes), final)
         if any(i is not None for i in index):
-            counted = tuple(i is not None for i in index)
             if keys not in arrays:
-                arrays[keys] = _empty_stack(empty, placed, counted)
-            placed = _put_at(arrays[keys], placed, [i or 0 for i in index], counted)
+                arrays[keys] = _empty_stack(flat[keys], placed)
+            placed = _put(arrays[keys], placed, index)
         arrays[keys] = placed
         done += width * math.prod(parameter.shape)
         report(done, total)
@@ -286,30 +286,53 @@ def _in_final_type(abstract: Any, array: Any) -> Any:
 _pack = jax.jit(blocks.pack, static_argnums=1)
 
 
-def _empty_stack(abstract: Any, tensor: Any, counted: tuple[bool, ...]) -> Any:
-    """Allocates a stack of tensors, each placed as this one; ``counted`` axes count tensors."""
+def _empty_stack(abstract: Any, tensor: Any) -> Any:
+    """Allocates a stack of tensors on the mesh where this one is."""
 
-    def allocate(shape: tuple[int, ...], x: jax.Array) -> jax.Array:
-        where = x.sharding
+    def allocate(x: Any, one: jax.Array) -> jax.Array:
+        where = one.sharding
         if isinstance(where, NamedSharding):
-            own = iter((*where.spec, *[None] * x.ndim))
-            where = NamedSharding(where.mesh, P(*(None if c else next(own) for c in counted)))
+            where = mesh_lib.base_sharding(where.mesh, abstract.axes, x.shape)
         zeros = jax.jit(jnp.zeros, static_argnums=(0, 1), out_shardings=where)
-        return zeros(shape, x.dtype)
+        return zeros(x.shape, one.dtype)
 
-    leaves, tree = jax.tree.flatten(tensor)
-    shapes = [x.shape for x in jax.tree.leaves(abstract)]
-    return jax.tree.unflatten(tree, map(allocate, shapes, leaves))
+    return jax.tree.map(allocate, abstract.get_value(), tensor)
 
 
-@functools.partial(jax.jit, donate_argnums=0, static_argnums=3)
-def _put_at(stack: Any, tensor: Any, start: Any, counted: tuple[bool, ...]) -> Any:
-    axes = [i for i, counts in enumerate(counted) if counts]
+def _put(stack: Any, tensor: Any, index: tuple[int | None, ...]) -> Any:
+    """Puts a tensor into a stack; None in ``index`` for axes that do not count tensors."""
+    start, axes = [i or 0 for i in index], tuple(i for i, n in enumerate(index) if n is not None)
 
     def put(all: jax.Array, one: jax.Array) -> jax.Array:
-        return jax.lax.dynamic_update_slice(all, jnp.expand_dims(one, axes), start)
+        where = all.sharding if isinstance(all.sharding, NamedSharding) else None
+        return _put_at(all, one, start, axes, where)
 
     return jax.tree.map(put, stack, tensor)
+
+
+@functools.partial(jax.jit, donate_argnums=0, static_argnums=(3, 4))
+def _put_at(
+    all: jax.Array, one: jax.Array, start: Any, axes: Sequence[int], where: NamedSharding | None
+) -> jax.Array:
+    """Each device writes what lies in its part of the stack. Of a stack that is split along
+    ``axes`` the compiler would write all of it again for each tensor."""
+    one = jnp.expand_dims(one, axes)
+    split = (*where.spec, *[None] * all.ndim)[: all.ndim] if where else ()
+    over = [i for i in axes if split and split[i]]
+    if where is None or not over:
+        return jax.lax.dynamic_update_slice(all, one, start)
+
+    def put(all: jax.Array, one: jax.Array, start: Any) -> jax.Array:
+        at, mine = list(start), True
+        for i in over:
+            at[i] -= jax.lax.axis_index(split[i]) * all.shape[i]
+            mine &= (at[i] >= 0) & (at[i] < all.shape[i])
+        own = jax.lax.dynamic_slice(all, at, one.shape)
+        return jax.lax.dynamic_update_slice(all, jnp.where(mine, one, own), at)
+
+    of_one = P(*(None if i in axes else axis for i, axis in enumerate(split)))
+    specs = dict(in_specs=(where.spec, of_one, P()), out_specs=where.spec, check_vma=False)
+    return jax.shard_map(put, mesh=where.mesh, **specs)(all, one, start)
 
 
 def copy_base(params: Base, place: Callable[[Axes, jax.Array], jax.Array]) -> Base:
