@@ -29,6 +29,7 @@ from marft_jax.extras.planning.compile import Run, _prefill, describe, lowered, 
 from marft_jax.extras.planning.topology import find_topology
 from marft_jax.extras.planning.work import step_work
 from marft_jax.learning.algorithms import find_algorithm
+from marft_jax.models.ops.state import State
 from marft_jax.models.tokenizers.tokenizer import ByteTokenizer
 from marft_jax.models.weights.load import decoder_config
 from marft_jax.team.assemble import make_team, workflow_of
@@ -50,6 +51,16 @@ GPU = needs("jax_cuda12_plugin", "jax_cuda13_plugin", extra="gpu-plans")
 TPU = needs("libtpu", extra="tpu")
 H100 = pytest.param("h100:1", 8, ("--mesh.tensor", "1"), marks=GPU, id="h100")
 V5E = pytest.param("v5e:2x2", 28, (), marks=TPU, id="v5e")
+
+
+def of_model(name: str, *targets: str) -> tuple[str, ...]:
+    """Flags of another model, with adapters on these matrices."""
+    base = REPOSITORY / "configs" / "models" / name
+    return ("--model.base", str(base), "--lora.targets", *targets)
+
+
+HYBRID = of_model("qwen3.5-9b", "q", "o", "in_proj_qkv", "out_proj", "gate", "up", "down")
+MIXTURE = of_model("qwen3-30b-a3b", "q", "k", "v", "o")
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -123,6 +134,39 @@ def test_decoding_copies_no_weight_and_no_layer_of_the_cache(topology, layers, f
     assert max(loop.copies.values()) < 1e-3 * cost.decode_bytes(run)
 
 
+@TPU
+@pytest.mark.parametrize("slots", ["64", "8"])
+def test_a_step_of_decoding_reads_experts_where_they_lie(slots):
+    """A kernel is given all experts of all layers and reads those that have rows, which its text
+    does not say; everything else that moves is counted."""
+    flags = (*MIXTURE, "--rollout.slots", slots)
+    run, loop = run_of("v5e:2x2", 4, flags), step_of("v5e:2x2", 4, flags)
+    leaves = jax.tree.leaves(run.base_here["layers"][0]["mlp"])
+    experts = [(x.shape[1], per_chip(x)) for x in leaves if x.ndim == 5]  # [L, pieces, E, in, out]
+    given = 4 * sum(pieces * size for pieces, size in experts)
+    chosen = 1 - (1 - 8 / 128) ** run.shape.slots
+    read = loop.moved - given + chosen * sum(size for _, size in experts)
+    least = cost.decode_bytes(run)
+    FOUND[f"decode, v5e, Qwen3-30B-A3B, 4 layers, {slots} slots"] = {
+        "needed, GB": gb(least), "moved": gb(read),
+    }  # fmt: skip
+    assert least <= read <= 1.2 * least
+
+
+@TPU
+def test_a_step_of_decoding_reads_and_writes_each_state_once():
+    run, loop = run_of("v5e:2x2", 8, HYBRID), step_of("v5e:2x2", 8, HYBRID)
+    states = [layer for layer in run.slots.cache if isinstance(layer, State)]
+    state = per_chip([(layer.inputs, layer.memory) for layer in states])
+    least = cost.decode_bytes(run) - per_chip([layer.snapshot for layer in states])
+    FOUND["decode, v5e, Qwen3.5-9B, 8 layers"] = {
+        "state, GB": gb(state), "written": gb(loop.written),
+        "needed": gb(least + state), "moved": gb(loop.moved),
+    }  # fmt: skip
+    assert state <= loop.written <= 1.3 * state
+    assert least + state <= loop.moved <= 1.2 * (least + state)
+
+
 @GPU
 def test_a_scanned_decode_on_a_gpu_would_copy_them():
     """What the reader is there to see; the reason for unrolled layers."""
@@ -147,7 +191,11 @@ def test_a_base_in_few_bits_is_decoded_with_less_than_bfloat16_takes(kind):
 
 @pytest.mark.parametrize(
     "topology, layers, flags",
-    [pytest.param("h100:1", 2, ("--mesh.tensor", "1"), marks=GPU, id="h100"), V5E],
+    [
+        pytest.param("h100:1", 2, ("--mesh.tensor", "1"), marks=GPU, id="h100"),
+        V5E,
+        pytest.param("v5e:2x2", 8, HYBRID, marks=TPU, id="v5e, delta nets"),
+    ],
 )
 def test_an_update_keeps_no_scores(topology, layers, flags):
     run, text = run_of(topology, layers, flags), text_of("gradients", topology, layers, flags)
