@@ -79,6 +79,7 @@ class Engine:
         self._vocabulary = config.vocab_size
         self._forms, self._constraints = forms, dict[int, Constraint | None]()  # by slot
         self._active = dict[int, Entry]()  # requests that are being sampled, by slot
+        self._started = False  # a chunk is being decoded
         self._lengths = np.zeros(self._shape.slots, np.int64)
         self.partial: dict[int, np.ndarray] = {}
 
@@ -102,6 +103,7 @@ class Engine:
         requests."""
         self._schedule.clear()
         self._active.clear()
+        self._started = False
         self._slots = self._fused = None
 
     def submit(self, request: Request) -> int:
@@ -126,12 +128,19 @@ class Engine:
 
     def step(self) -> list[tuple[int, Completion]]:
         """Refills free slots, decodes a chunk, and returns what is finished, in slot order."""
+        self.start()
+        self._started, self.partial = False, {}
+        return self._collect(sorted(self._active)) if self._active else []
+
+    def start(self) -> None:
+        """Refills free slots, and launches the decoding of a chunk."""
+        if self._started:
+            return
         free = [slot for slot in range(self._shape.slots) if slot not in self._active]
         for group in self._schedule.groups(free):
             self._begin(group)
-        self.partial = {}
         if not self._active:
-            return []
+            return
         in_use = sorted(self._active)
         longest = int(self._lengths[in_use].max()) + self._shape.chunk
         allowed_SV = self._allowed()
@@ -144,7 +153,7 @@ class Engine:
             allowed_SV=allowed_SV,
             read=self._shape.read(longest),
         )
-        return self._collect(in_use)
+        self._started = True
 
     def _allowed(self) -> jax.Array | None:
         """Tokens that may come next in each slot; None where any token may in all slots."""

@@ -270,6 +270,9 @@ class Recordings:
         waiting, self._waiting = self._waiting, {}
         return [(ticket, self._completion(request)) for ticket, request in waiting.items()]
 
+    def start(self) -> None:
+        """Has nothing to wait for."""
+
     def release(self) -> None:
         self._waiting.clear()
 

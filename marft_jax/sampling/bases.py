@@ -19,8 +19,9 @@ from marft_jax.sampling.protocol import (
 class SamplerOfBases:
     """Hands each request to the sampler of its base.
 
-    It can do what all of its samplers can do. Each ``step`` is a step of every sampler, so that no
-    base waits for the end of another's work. Ticket t of the n-th of N samplers is t · N + n here.
+    It can do what all of its samplers can do. Each ``step`` is a step of every sampler. It starts
+    all of them before it waits for one, so that bases on devices of their own work at the same
+    time. Ticket t of the n-th of N samplers is t · N + n here.
 
     Args:
         samplers: the sampler of each base.
@@ -68,7 +69,12 @@ class SamplerOfBases:
         own, n = divmod(ticket, len(self._each))
         self._each[n].cancel(own)
 
+    def start(self) -> None:
+        for sampler in self._each:
+            sampler.start()
+
     def step(self) -> list[tuple[int, Completion]]:
+        self.start()
         return [
             (self._ticket(own, n), completion)
             for n, sampler in enumerate(self._each)

@@ -128,6 +128,10 @@ class Sampler(Protocol):
         """Drops a request; its ticket does not come back."""
         ...
 
+    def start(self) -> None:
+        """Starts the work of the next ``step`` and does not wait for it, where a sampler can."""
+        ...
+
     def step(self) -> Sequence[tuple[int, Completion]]:
         """Samples for a while; returns what is finished, with the tickets. It returns at once where
         no request is unanswered."""

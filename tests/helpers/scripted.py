@@ -30,6 +30,9 @@ class Scripted:
     def cancel(self, ticket):
         self._waiting = [own for own in self._waiting if own[0] != ticket]
 
+    def start(self):
+        pass
+
     def release(self):
         self._waiting = []
 

@@ -101,6 +101,21 @@ def test_a_sampler_that_streams_shows_the_beginning_of_an_answer():
     assert begun and tuple(begun) == WORD[: len(begun)]
 
 
+def test_every_base_has_started_before_one_is_waited_for():
+    order = []
+
+    class Noted(Scripted):
+        def start(self):
+            order.append("start")
+
+        def step(self):
+            order.append("step")
+            return super().step()
+
+    SamplerOfBases({MAIN: Noted(str), "other": Noted(str)}).step()
+    assert order == ["start", "start", "step", "step"]
+
+
 def one_act(team, observation):
     yield [Act(0, np.arange(3, dtype=np.int32), 0, (), team.sampling[0], choices=(WORD,))]
 

@@ -175,6 +175,9 @@ class Share:
                     raise Stopped from None
         return []
 
+    def start(self) -> None:
+        """The batcher's thread samples by itself."""
+
     def release(self) -> None:
         """Cancels unanswered requests, from any thread."""
         self.dropped = True
