@@ -16,6 +16,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+TEAM = """
+bases: {other: {model: tiny}}
+agents: [{name: planner, prompt: plan}, {name: solver, prompt: solve, answers: true, base: other}]
+"""
 FLAGS = ["--algo.episodes", "8", "--rollout.slots", "8", "--run.loggers", "none"]
 
 
@@ -87,13 +91,16 @@ def test_two_processes_learn_what_one_does_and_end_when_one_dies(tmp_path):
     """The same text, losses and rewards to 1e-5; then a SIGKILL, a clear end, and a restart.
 
     They play ahead on devices of their own, with all that needs the others meanwhile: a second
-    draw, levels, evaluations. The one process shares its devices between play and learning.
+    draw, levels, evaluations. The one process shares its devices between play and learning. Each
+    agent has a base of its own, which two processes play on devices of its own.
     """
-    flags = ["--rollout.lag", "2", "--algo.name", "grpo", "--algo.group_size", "4"]
+    (tmp_path / "team.yaml").write_text(TEAM)
+    flags = ["--team.file", str(tmp_path / "team.yaml")]
+    flags += ["--rollout.lag", "2", "--algo.name", "grpo", "--algo.group_size", "4"]
     flags += ["--algo.dynamic_sampling", "true", "--algo.max_refills", "1", "--eval.every", "2"]
     flags += ["--eval.episodes", "4", "--env.curriculum", "0.15", "--run.transcripts_every", "2"]
     port, logs = free_port(), [tmp_path / f"{i}.log" for i in range(3)]
-    apart = [*flags, "--mesh.rollout", "4"]
+    apart = [*flags, "--mesh.rollout", "4", "--mesh.bases", "1", "1"]
     both = [start(tmp_path / "two", 400, i, port, 4, logs[i], *apart) for i in range(2)]
     wait_for(tmp_path / "two", 4, both, logs)
     both[1].send_signal(signal.SIGKILL)

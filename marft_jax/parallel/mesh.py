@@ -143,19 +143,38 @@ def local_mesh(mesh: Mesh) -> Mesh:
     return mesh if all(mine) else Mesh(mesh.devices[np.asarray(mine)], AXES)
 
 
+def parts(mesh: Mesh, sizes: Sequence[int], bases: int) -> list[Mesh]:
+    """Divides a process's part of the mesh that plays along ``data``, into a part for each base.
+
+    Args:
+        sizes: places of each part (``mesh.bases``); without sizes each base has the whole mesh.
+
+    Raises:
+        BadInput: the sizes are not one for each base, or their sum is not that of the places.
+    """
+    if sizes and (len(sizes) != bases or sum(sizes) != len(mesh.devices)):
+        raise BadInput(
+            f"--mesh.bases: expected a number of places for each of {bases} bases, "
+            f"{len(mesh.devices)} in all (data, of a process), got {' '.join(map(str, sizes))}"
+        )
+    ends = np.cumsum(sizes)[:-1]
+    return [Mesh(own, AXES) for own in np.split(mesh.devices, ends)] if sizes else [mesh] * bases
+
+
 def localize(tree: Any, mesh: Mesh) -> Any:
-    """Turns arrays of all processes into arrays of this process, without a copy.
+    """Turns arrays of a mesh into arrays of some of its ``data`` places, without a copy.
 
     Args:
         tree: arrays that are not split along ``data``.
-        mesh: this process's part of their mesh.
+        mesh: this process's part of their mesh, or places of this part.
     """
+    there = set(mesh.devices.flat)
 
     def local(x: jax.Array) -> jax.Array:
-        if x.is_fully_addressable:
+        if x.sharding.device_set == there:
             return x
         assert isinstance(x.sharding, NamedSharding)
-        pieces = [shard.data for shard in x.addressable_shards]
+        pieces = [shard.data for shard in x.addressable_shards if shard.device in there]
         sharding = NamedSharding(mesh, x.sharding.spec)
         return jax.make_array_from_single_device_arrays(x.shape, sharding, pieces)
 

@@ -111,12 +111,17 @@ def open_session(
     team = make_team(config.team, config.lora.mode, blueprint, talk)
     _check_lengths(team)
     at_once = at_once or _at_once(config.algo)
-    engines = {n: _open_engine(config, meshes, n, base, team, at_once) for n, base in bases.items()}
+    playing = mesh_lib.local_mesh(meshes[1])
+    places = mesh_lib.parts(playing, config.mesh.bases, len(bases))
+    engines = {
+        name: _open_engine(config, (mesh, own), name, base, team, at_once)
+        for (name, base), own in zip(bases.items(), places, strict=True)
+    }
     shapes = {name: (base.source, base.config) for name, base in bases.items()}
     learning = resolve(config, shapes, {name: base.lr for name, base in blueprint.bases.items()})
     config = resolved(config, learning)
     parts = find_state_parts(config, team)
-    copied = functools.partial(mesh_lib.placed, mesh=mesh_lib.local_mesh(meshes[1]))
+    copied = functools.partial(mesh_lib.placed, mesh=playing)
     copied = copied if config.mesh.rollout else None
     how = copied, stop, collective, parts
     sampler = SamplerOfBases(engines)
@@ -163,8 +168,8 @@ def _open_engine(
     at_once: int,
 ) -> Engine:
     members = [i for i, own in enumerate(team.bases) if own == name]
-    learning, playing = map(mesh_lib.local_mesh, meshes)
-    params = mesh_lib.localize(base.params, learning)
+    learning, playing = mesh_lib.local_mesh(meshes[0]), meshes[1]
+    params = mesh_lib.localize(base.params, learning if config.mesh.rollout else playing)
     if config.mesh.rollout:
         params = copy_base(params, mesh_lib.placer(playing))
     shape = Shape(

@@ -85,6 +85,20 @@ def test_a_base_and_adapters_get_to_the_mesh_that_plays():
     assert all(map(operator.is_, *map(jax.tree.leaves, (mesh.placed(placed, playing), placed))))
 
 
+def test_bases_that_play_apart_take_their_weights_from_the_mesh_without_a_copy():
+    whole = small.mesh_of(4, 1, 2)
+    large, other = mesh.parts(whole, (3, 1), 2)
+    assert (large.devices.shape, other.devices.shape) == ((3, 1, 2), (1, 1, 2))
+    assert mesh.parts(whole, (), 2) == [whole, whole]
+    params = small.base_on(whole, 1).params
+    for part, own in [(large, mesh.localize(params, large)), (other, mesh.placed(params, other))]:
+        for there, here in zip(jax.tree.leaves(params), jax.tree.leaves(own), strict=True):
+            np.testing.assert_array_equal(there, here)
+            assert here.sharding.device_set == {*part.devices.flat}
+    with pytest.raises(BadInput, match="--mesh.bases: .* for each of 2 bases, 4 in all .* got 2 1"):
+        mesh.parts(whole, (2, 1), 2)
+
+
 def test_matrices_are_split_and_what_does_not_divide_is_not():
     where = mesh.make_mesh(config_lib.Mesh(2, 2, 2))
     split = mesh.base_sharding(where, ("heads", "model"), (64, 32))

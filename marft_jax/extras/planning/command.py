@@ -87,7 +87,8 @@ def plans(
         own = dataclasses.replace(config, model=models[base])
         parts = [on_base(team, work, base, on) for on in (team.bases, taught_by) if base in on]
         (members, part), taught = parts[0], parts[-1] if base in taught_by else None
-        run = describe(own, members, algorithm, decoder, part, topology, taught)
+        place = [*talk].index(base) if base in talk else 0, len(talk)
+        run = describe(own, members, algorithm, decoder, part, topology, taught, place)
         log(title(run, topology))
         programs = compiled(run, log)
         memory, peaks = verdict.memory_of(run, programs)

@@ -113,11 +113,13 @@ def describe(
     work: Work,
     topology: Topology,
     taught: tuple[Team, Work] | None = None,
+    place: tuple[int, int] = (0, 1),
 ) -> Run:
     """Describes all that a run puts on the devices, as shapes.
 
     Args:
         taught: the agents with teachers on the base, and their work, as ``work.on_base`` gives it.
+        place: number of the base among those that play, and their number.
 
     Raises:
         BadInput: the mesh does not fit the topology.
@@ -129,6 +131,7 @@ def describe(
     lora.check_targets(model, config.lora.targets)
     own = np.asarray(topology.host)[-playing.size // hosts :]
     here = Mesh(own.reshape(-1, *playing.devices.shape[1:]), mesh_lib.AXES)
+    here = mesh_lib.parts(here, config.mesh.bases, place[1])[place[0]]
     dtype, alpha = jnp.dtype(config.model.dtype), config.lora.alpha
     model, graphdef, base = _base(config, model, mesh)
     slots = min(config.rollout.slots, processes.share(config.algo.episodes, topology.hosts))

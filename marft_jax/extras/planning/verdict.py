@@ -121,9 +121,12 @@ def beside(plan: Plan, plans: Mapping[str, Plan]) -> Plan:
     kinds = ("weights", "adapters", "teachers", "critic", "optimiser")
     always = sum(x.get(kind, 0.0) for x in held for kind in kinds)
     caches = sum(x["cache"] for x in held)
-    ahead = plan.run.config.rollout.lag > 0
+    mesh, ahead = plan.run.config.mesh, plan.run.config.rollout.lag > 0
+    if mesh.bases:  # each base plays on chips of its own
+        caches = 0.0
+    playing = 0.0 if mesh.bases and mesh.rollout else always
     peaks = {
-        name: peak + always + caches * (ahead or name in PLAYING)
+        name: peak + (playing + caches if name in PLAYING else always + caches * ahead)
         for name, peak in plan.peaks.items()
     }
     return plan._replace(peaks=peaks)

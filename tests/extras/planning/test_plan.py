@@ -289,6 +289,15 @@ def test_with_a_lag_the_cache_lies_beside_the_update():
     assert ahead["gradients"] - alone["gradients"] == more
 
 
+def test_a_base_is_planned_on_the_places_that_play_it():
+    config, team = settings(mesh=config_lib.Mesh(bases=(3, 1))), small.team(max_new_tokens=16)
+    work, where = step_work(config, team, "sequential"), find_topology("cpu:4")
+    how = find_algorithm(config.algo.name), small.CONFIG, work, where
+    runs = [describe(config, team, *how, place=(n, 2)) for n in (0, 1)]
+    assert [(run.here.size, run.mesh.size) for run in runs] == [(3, 4), (1, 4)]
+    assert [len(run.slots.length_S) for run in runs] == [9, 8]
+
+
 def test_devices_that_play_hold_the_cache_and_those_that_learn_the_state():
     """With or without a lag; both hold a copy of the base."""
     rollout, apart = (
