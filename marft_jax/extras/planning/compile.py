@@ -158,7 +158,7 @@ def lowered(run: Run) -> dict[str, tuple[Any, Sequence[int]]]:
     """Lowers the programs of a step; returns each with the host of each of its devices."""
     own = [0] * run.here.size
     everywhere = [i * run.hosts // run.mesh.size for i in range(run.mesh.size)]
-    playing = {}
+    playing: dict[str, Any] = {}
     if run.plays:
         playing = {
             "prefill": run.engine.prefill.lower(**_prefill(run)),
