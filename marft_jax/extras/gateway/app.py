@@ -95,7 +95,7 @@ class _Gate:
         call = read_call(await http.read_body(request, self.limits))
         if self.choices + call.n > self.limits.choices:
             raise ApiError(429, "too many calls wait; try again later", code="queue_full")
-        answer = Answer(call, self.team.decode)
+        answer = Answer(call)
         if not call.stream:
             choices = await http.unless_gone(request, self._answer(call))
             return JSONResponse(answer.whole(choices))
@@ -133,7 +133,7 @@ class _Gate:
         try:
             while (new := await news.get()) is not None:
                 number, ids = new
-                text = settled(self.team.decode(ids.tolist()), self.team.stops_of(call))
+                text = settled(self.team.text_of(call, ids), self.team.stops_of(call))
                 if len(text) > len(sent[number]) and text.startswith(sent[number]):
                     yield answer.piece(number, text[len(sent[number]) :])
                     sent[number] = text

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, Protocol
 
 from marft_jax.errors import BadInput
 from marft_jax.extras.gateway.errors import ApiError
-from marft_jax.extras.gateway.protocol import Answer, Call, Choice, Decode, read_call
+from marft_jax.extras.gateway.protocol import Answer, Call, Choice, read_call
 from marft_jax.formats import foreign
 from marft_jax.plugins import shown
 
@@ -39,7 +39,7 @@ class Channel:
         returned: its reward, once ``wait`` has given no calls.
         sent: its reward where it was sent over HTTP.
         take_http: takes a call over HTTP and the caller's port, where calls are answered in rounds.
-        decode: ids to text, as soon as a workflow answers; None before that.
+        answered: a workflow answers the calls.
         name, token: the episode's name in the URL, by which frameworks keep connections, and the
             key that a caller must send with it.
     """
@@ -51,7 +51,7 @@ class Channel:
         self.returned: Any = None
         self.sent: Any = None
         self.take_http: Callable[[Call, int], Future[list[Choice]]] | None = None
-        self.decode: Decode | None = None
+        self.answered = False
         self.name, self.token = secrets.token_hex(8), secrets.token_urlsafe()
 
     def take(self, call: Call) -> Future[list[Choice]]:
@@ -189,8 +189,7 @@ class Client:
         return self._opened(call, self._channel.take(call).result())
 
     def _opened(self, call: Call, choices: Sequence[Choice]) -> Any:
-        assert self._channel.decode is not None
-        body = json.dumps(Answer(call, self._channel.decode).whole(choices))
+        body = json.dumps(Answer(call).whole(choices))
         return json.loads(body, object_hook=lambda fields: SimpleNamespace(**fields))
 
 

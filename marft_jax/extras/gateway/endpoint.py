@@ -87,8 +87,7 @@ class Endpoint:
         take, caller = channel.take_http, request.client
         future = take(call, caller.port) if take and caller else channel.take(call)
         choices = await http.unless_gone(request, asyncio.wrap_future(future))
-        assert channel.decode is not None
-        answer = Answer(call, channel.decode)
+        answer = Answer(call)
         if call.stream:
             return http.stream(answer.ends(choices))
         return JSONResponse(answer.whole(choices))

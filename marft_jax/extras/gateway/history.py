@@ -133,9 +133,8 @@ class History:
         for turn in turns:
             tokenizer = self._team.tokenizers[turn.agent]
             text, calls = split_calls(tokenizer, call, turn.text, f"c{turn.index:04d}")
-            choice = Choice(
-                text, turn.action, turn.logprobs, turn.truncated, turn.prompt, calls=calls
-            )
+            sampled = turn.action, turn.logprobs, turn.truncated, turn.prompt
+            choice = Choice(text, *sampled, tokenizer.decode, calls=calls)
             choices.append(choice)
             spoken = _spoken(call, [*call.messages, choice.message])
             self._said[turn.agent, spoken] = turn

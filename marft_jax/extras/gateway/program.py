@@ -81,7 +81,7 @@ class ProgramEnv:
         return f"task {task}"
 
     def step(self, turns: Sequence[Turn]) -> StepResult:
-        if self.program.decode is None:
+        if not self.program.answered:
             raise BadInput(_WRONG)
         reward = self.program.returned
         reward = self.program.sent if reward is None else reward
@@ -97,7 +97,7 @@ def program(team: Team, observation: str) -> Workflow:
     channel: Channel | None = team.program
     if channel is None:
         raise BadInput(_WRONG)
-    channel.decode = team.tokenizers[0].decode
+    channel.answered = True
     history, turns = History(team), list[Turn]()
     while asked := channel.wait():
         with _ENCODES:

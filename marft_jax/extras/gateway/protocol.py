@@ -122,6 +122,7 @@ class Choice(NamedTuple):
         ids, logprobs: of the tokens that were sampled, up to the end or the stop string.
         length: it was cut off at its limit.
         prompt: ids that it answers.
+        decode: ids to text, of the base that sampled it.
         turns: of a team: what each agent wrote, in acting order.
     """
 
@@ -130,6 +131,7 @@ class Choice(NamedTuple):
     logprobs: np.ndarray
     length: bool
     prompt: np.ndarray
+    decode: Decode
     turns: tuple[dict[str, Any], ...] = ()
     calls: tuple[Message, ...] = ()  # of tools, as in its message
 
@@ -283,8 +285,8 @@ def _overlap(text: str, stop: str) -> int:
 class Answer:
     """Makes the bodies of an answer: whole, or piece by piece."""
 
-    def __init__(self, call: Call, decode: Decode):
-        self._call, self._decode = call, decode
+    def __init__(self, call: Call):
+        self._call = call
         self._id, self._created = f"chatcmpl-{uuid.uuid4().hex}", int(time.time())
         self._begun: set[int] = set()
 
@@ -333,7 +335,7 @@ class Answer:
     def _logprobs(self, choice: Choice) -> dict[str, Any]:
         rows: list[dict[str, Any]] = []
         for i, logprob in zip(choice.ids.tolist(), choice.logprobs.tolist(), strict=True):
-            piece = self._decode([i])
+            piece = choice.decode([i])
             own = {"token": piece, "logprob": logprob, "bytes": list(piece.encode())}
             rows.append(own | {"top_logprobs": []})
         return {"content": rows}

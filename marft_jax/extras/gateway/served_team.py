@@ -22,6 +22,7 @@ from marft_jax.extras.gateway.history import (
     split_calls,
 )
 from marft_jax.extras.gateway.protocol import Call, Choice
+from marft_jax.models.tokenizers.tokenizer import Tokenizer
 from marft_jax.random_keys import Stream
 from marft_jax.sampling.protocol import Completion, Request
 from marft_jax.sampling.stops import cut, text_of
@@ -49,8 +50,6 @@ class ServedTeam:
         self._team, self._batcher = team, batcher
         self._plays, self._threads = plays, threads
         self.models = (TEAM, *(name for name in team.names if name != TEAM))
-        self._tokenizer = team.tokenizers[0]
-        self.decode = self._tokenizer.decode
 
     async def answer(
         self, call: Call, watch: Callable[[int, np.ndarray], None] | None = None
@@ -73,6 +72,10 @@ class ServedTeam:
             return await self._play(call, seed)
         return await self._ask(call, seed, self._team.names.index(call.model), watch)
 
+    def text_of(self, call: Call, ids: np.ndarray) -> str:
+        """Text of an agent's ids."""
+        return self._team.decoders[self._team.names.index(call.model)](ids.tolist())
+
     def stops_of(self, call: Call) -> tuple[str, ...]:
         """Texts that end what is streamed: an agent has its own."""
         own = self._team.sampling[self._team.names.index(call.model)]
@@ -85,7 +88,7 @@ class ServedTeam:
         agent: int,
         watch: Callable[[int, np.ndarray], None] | None,
     ) -> list[Choice]:
-        check_tools(self._tokenizer, call)
+        check_tools(self._team.tokenizers[agent], call)
         form = form_of(self._team, agent, call)
         prompt = prompt_of(self._team, agent, call)
         watch = None if call.tools else watch  # which is a call shows at its end
@@ -108,15 +111,8 @@ class ServedTeam:
         finally:
             for wait in waits:
                 wait.cancel()
-        return [self._choice(call, prompt, sampling.stop, completion) for completion in done]
-
-    def _choice(
-        self, call: Call, prompt: np.ndarray, stop: Sequence[str], completion: Completion
-    ) -> Choice:
-        ids, logprobs, finished, *_ = completion
-        text = text_of(ids.tolist(), stop, self.decode)
-        text, calls = split_calls(self._tokenizer, call, text, secrets.token_hex(3)[:5])
-        return Choice(text, ids, logprobs, not finished, prompt, calls=calls)
+        tokenizer = self._team.tokenizers[agent]
+        return [_choice(call, prompt, sampling.stop, own, tokenizer) for own in done]
 
     async def _play(self, call: Call, seed: int) -> list[Choice]:
         if call.form:
@@ -143,10 +139,23 @@ class ServedTeam:
             raise ApiError(400, str(error), "messages") from None
         finally:
             share.release()
-        return [_played(episode, stop) for episode in played.episodes]
+        return [_played(episode, stop, team) for episode in played.episodes]
 
 
-def _played(episode: Episode, stop: Sequence[str]) -> Choice:
+def _choice(
+    call: Call,
+    prompt: np.ndarray,
+    stop: Sequence[str],
+    completion: Completion,
+    tokenizer: Tokenizer,
+) -> Choice:
+    ids, logprobs, finished, *_ = completion
+    text = text_of(ids.tolist(), stop, tokenizer.decode)
+    text, calls = split_calls(tokenizer, call, text, secrets.token_hex(3)[:5])
+    return Choice(text, ids, logprobs, not finished, prompt, tokenizer.decode, calls=calls)
+
+
+def _played(episode: Episode, stop: Sequence[str], team: Team) -> Choice:
     """The team's answer: the last turn that is graded, and beside it what all wrote."""
     turns = [
         {"agent": t.name, "content": t.text, "answers": t.answers, "sees": list(t.sees)}
@@ -157,4 +166,5 @@ def _played(episode: Episode, stop: Sequence[str]) -> Choice:
     turn = [*episode.turns, *graded][-1]
     text, stopped = cut(turn.text, stop)
     length = turn.truncated and not stopped
-    return Choice(text, turn.action, turn.logprobs, length, turn.prompt, tuple(turns))
+    sampled = turn.action, turn.logprobs, length, turn.prompt
+    return Choice(text, *sampled, team.decoders[turn.agent], tuple(turns))

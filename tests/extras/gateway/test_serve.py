@@ -18,6 +18,7 @@ import httpx
 import jax
 import jax.numpy as jnp
 import numpy as np
+import other_tokenizer
 import pytest
 
 from marft_jax import chat, cli
@@ -40,9 +41,12 @@ FOREIGN = "ключ voilà"
 @pytest.fixture(scope="module")
 def run(tmp_path_factory, one_device):
     """Two checkpoints with random adapters: each agent writes something of its own."""
-    folder = tmp_path_factory.mktemp("serve") / "run"
+    return saved_run(tmp_path_factory.mktemp("serve") / "run")
+
+
+def saved_run(folder, team=None):
     config = cli.configure(run={"dir": str(folder)}, rollout={"slots": 8})
-    blueprint = load_team(None)
+    blueprint = load_team(team)
     session = open_session(config, blueprint)
     fresh, rng = restore_state(session, None), np.random.default_rng(0)
     folder.mkdir()
@@ -118,6 +122,32 @@ def events(reply):
     lines = [line for line in reply.text.split("\n\n") if line]
     assert lines[-1] == "data: [DONE]"
     return [json.loads(line.removeprefix("data: ")) for line in lines[:-1]]
+
+
+@pytest.mark.slow
+def test_each_agent_writes_with_the_tokenizer_of_its_base(tmp_path, one_device):
+    """Alone, in a stream and in a team whose answer is that of another base."""
+    other = other_tokenizer.write(tmp_path / "other")
+    file = tmp_path / "team.yaml"
+    file.write_text(f"""
+bases:
+  other: {{model: {other}}}
+agents:
+  - {{name: planner, prompt: plan}}
+  - {{name: solver, prompt: solve, answers: true, base: other}}
+""")
+    run = saved_run(tmp_path / "run", str(file))
+    turns = chat.LoadedTeam(run).ask(TASKS[0]).turns
+    with served(run) as client:
+        [choice] = answer(client, TASKS[0], "team", logprobs=True)["choices"]
+        assert [turn["content"] for turn in choice["turns"]] == [turn.text for turn in turns]
+        [alone] = answer(client, TASKS[1], "solver", logprobs=True, temperature=0)["choices"]
+        for own in (choice, alone):
+            pieces = "".join(row["token"] for row in own["logprobs"]["content"])
+            assert pieces.startswith(own["message"]["content"])
+        sent = events(call(client, TASKS[1], "solver", stream=True, temperature=0))
+        texts = [event["choices"][0]["delta"].get("content") or "" for event in sent]
+        assert "".join(texts) == alone["message"]["content"]
 
 
 @pytest.fixture(scope="module")
