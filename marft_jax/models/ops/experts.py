@@ -148,7 +148,8 @@ def _backward(over: int, forward: Any, dy: Array) -> tuple[Array, Any, None]:
     if not isinstance(stack.matrices, Array) or stack.matrices.ndim > 3:
         return dx, None, None
     pair = (dy, x) if over == 2 else (x, dy)
-    return dx, Stack(_outer(*pair, sizes_E).astype(stack.matrices.dtype), None), None
+    outer = _outer(*pair, sizes_E).astype(stack.matrices.dtype)
+    return dx, stack._replace(matrices=outer, first=None), None
 
 
 _grouped = jax.custom_vjp(_forward, nondiff_argnums=(3,))

@@ -210,7 +210,7 @@ def _parameters(state: Base) -> dict[str, _Parameter]:
     A path is as in ``layers/3/mixer/q/kernel``, or of a piece of an expert's matrix as in
     ``layers/3/mlp/experts_down/7/0/kernel``.
     """
-    found, flat = {}, nnx.to_flat_state(state)
+    found, flat = {}, list[Any](nnx.to_flat_state(state))
     period = len({keys[1] for keys, _ in flat if keys[0] == "layers"})
     for keys, leaf in flat:
         first, *rest = keys
@@ -220,7 +220,7 @@ def _parameters(state: Base) -> dict[str, _Parameter]:
         shape = tuple(n for n, counts in zip(leaf.shape, counted, strict=True) if not counts)
         turned = "expert" in leaf.axes
         for numbers in np.ndindex(*sizes):
-            names = [numbers[0] * period + int(rest[0]), *rest[1:-1]] if layers else rest[:-1]
+            names = [numbers[0] * period + rest[0], *rest[1:-1]] if layers else rest[:-1]
             path = (first, *names, *reversed(numbers[layers:]), *rest[-1:])
             left = iter(numbers)
             index = tuple(next(left) if counts else None for counts in counted)
@@ -292,7 +292,8 @@ def _empty_stack(abstract: Any, tensor: Any) -> Any:
     def allocate(x: Any, one: jax.Array) -> jax.Array:
         where = one.sharding
         if isinstance(where, NamedSharding):
-            where = mesh_lib.base_sharding(where.mesh, abstract.axes, x.shape)
+            mesh: Any = where.mesh
+            where = mesh_lib.base_sharding(mesh, abstract.axes, x.shape)
         zeros = jax.jit(jnp.zeros, static_argnums=(0, 1), out_shardings=where)
         return zeros(x.shape, one.dtype)
 
@@ -331,8 +332,9 @@ def _put_at(
         return jax.lax.dynamic_update_slice(all, jnp.where(mine, one, own), at)
 
     of_one = P(*(None if i in axes else axis for i, axis in enumerate(split)))
-    specs = dict(in_specs=(where.spec, of_one, P()), out_specs=where.spec, check_vma=False)
-    return jax.shard_map(put, mesh=where.mesh, **specs)(all, one, start)
+    specs, whole = (where.spec, of_one, P()), where.spec
+    mapped = jax.shard_map(put, mesh=where.mesh, in_specs=specs, out_specs=whole, check_vma=False)
+    return mapped(all, one, start)
 
 
 def copy_base(params: Base, place: Callable[[Axes, jax.Array], jax.Array]) -> Base:
