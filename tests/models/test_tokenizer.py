@@ -13,6 +13,7 @@ from tokenizers import decoders, models, pre_tokenizers
 from marft_jax.errors import BadInput
 from marft_jax.models.tokenizers import tokenizer, vocabulary
 from marft_jax.models.tokenizers.tokenizer import ByteTokenizer, Tokenizer
+from marft_jax.types import without_thinking
 
 SYSTEM = {"role": "system", "content": "plan"}
 USER = {"role": "user", "content": "3+5=?"}
@@ -231,6 +232,16 @@ def test_thinking_is_the_templates_own_mode():
         other.think(False)
         with pytest.raises(BadInput, match="--model.thinking"):
             other.think(True)
+
+
+def test_special_tokens_around_thinking_are_shown_as_the_usual_marks():
+    """So that no agent is shown another's thinking."""
+    named = ("</s>", "<|channel>", "<channel|>")
+    tok = Tokenizer(fast(TURNS, named, eos_token="</s>"))
+    ids = tok.encode("<|channel>thought\n3+4 is 7.<channel|>So 7.</s>")
+    assert tok.decode(ids) == "<think>thought\n3+4 is 7.</think>So 7."
+    assert without_thinking(tok.decode(ids)) == "So 7."
+    assert tok.decode(ids, special=True).startswith("<|channel>thought")
 
 
 def test_a_model_without_a_template_gets_a_plain_one(capsys):

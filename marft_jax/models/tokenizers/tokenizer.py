@@ -40,6 +40,8 @@ _GGUF_SPECIAL = {
     "pad_token": "padding",
 }
 _PROBE = "qxz"
+_THINKING = {"<|channel>": "<think>", "<channel|>": "</think>"}
+"""Special tokens around the thinking of Gemma 4, and what texts show for them."""
 
 
 class Tokenizer:
@@ -59,6 +61,7 @@ class Tokenizer:
         end_id: the one that the template writes after an assistant's message; where it writes none,
             the tokenizer's own.
         pad_id: fills rows; may equal an eos id.
+        marks: tokens around a model's thinking that are special, and what texts show for them.
         started: whose date a template shows that asks for one, in seconds since 1970.
 
     Raises:
@@ -74,6 +77,8 @@ class Tokenizer:
             plain = "`System: ...`, `User: ...` and `Assistant: ...`, a line each"
             print(f"marft_jax: {source}: has no chat template; uses {plain}", file=sys.stderr)
         self.vocab_size: int = len(tokenizer)
+        added = ((i, _THINKING.get(str(x))) for i, x in tokenizer.added_tokens_decoder.items())
+        self.marks: dict[int, str] = {i: text for i, text in added if text}
         try:
             self._fold_system = not self._takes_system()
             end = self._end_of_turn()
@@ -103,9 +108,14 @@ class Tokenizer:
     def decode(self, ids: Sequence[int], *, special: bool = False) -> str:
         """Text of ``ids``, without special and eos tokens unless they are asked for."""
         kept = [int(i) for i in ids if special or i not in self.eos_ids]
-        return self._tokenizer.decode(
-            kept, skip_special_tokens=not special, clean_up_tokenization_spaces=False
-        )
+        marks = {} if special else self.marks
+
+        def text(part: Iterable[int]) -> str:
+            return self._tokenizer.decode(
+                [*part], skip_special_tokens=not special, clean_up_tokenization_spaces=False
+            )
+
+        return "".join(mark or text(part) for mark, part in itertools.groupby(kept, marks.get))
 
     def extends(self, other: Tokenizer) -> bool:
         """True where every token of another tokenizer has the same id here."""
