@@ -22,6 +22,7 @@ from safetensors.numpy import save_file
 from marft_jax.interop.peft import Factors
 from marft_jax.models.config_json import sizes_of, text_settings
 from marft_jax.models.decoder import DecoderConfig
+from marft_jax.models.lora import matrix_of
 from marft_jax.models.parts.attention import AttentionConfig
 from marft_jax.models.parts.dense import DenseConfig
 from marft_jax.models.rope import NO_ROTATION
@@ -105,15 +106,15 @@ def merge(
     """Returns a tensor of the base as Hugging Face stores it, with the adapter added.
 
     Args:
-        places: for each adapted matrix, the place of each layer in the stack of factors.
+        places: for each stack of adapted matrices, the place of each layer in it.
     """
     weight = np.asarray(jax.device_get(array))
     modules = path.split("/")  # layers/3/mixer/q/kernel, layers/3/mlp/experts_down/7/0/kernel
-    if len(modules) > 3 and modules[3] in factors and modules[-1] == "kernel":
-        _, layer, _, name, *index, _ = modules
+    _, layer, _, matrix, *index, _ = modules if len(modules) > 4 else [""] * 5
+    adapted = (x for x in places if matrix_of(x) == matrix and int(layer) in places[x])
+    if modules[-1] == "kernel" and (name := next(adapted, None)):
         expert, piece = map(int, index) if index else (None, 0)
-        place = places[name][int(layer)]
-        a, b = (factors[name][letter][place] for letter in ("a", "b"))
+        a, b = (factors[name][letter][places[name][int(layer)]] for letter in ("a", "b"))
         a, b = (a, b) if expert is None else (a[expert], b[expert])
         rows = slice(piece * len(weight), (piece + 1) * len(weight))
         correction = (a @ b[:, rows]).T * np.float32(scale)

@@ -18,7 +18,7 @@ from marft_jax.config import Lora as LoraSettings
 from marft_jax.errors import BadInput
 from marft_jax.interop import peft
 from marft_jax.models.decoder import DecoderConfig
-from marft_jax.models.lora import Adapters, shape_of
+from marft_jax.models.lora import Adapters, matrix_of, shape_of
 from marft_jax.team.prompts import Team
 
 
@@ -97,16 +97,18 @@ def _copy(
     rank = shape_of(into)[1]
     if adapter.rank > rank:
         raise BadInput(f"{folder}: its rank is {adapter.rank}; set --lora.rank {adapter.rank}")
-    unknown = sorted({target for target, _ in adapter.matrices} - set(into))
+    unknown = sorted({target for target, _ in adapter.matrices} - {*map(matrix_of, into)})
     if unknown:
         raise BadInput(
             f"{folder}: it adapts {', '.join(unknown)} too; expected no more than --lora.targets "
             f"{' '.join(into)}; add them"
         )
     for (target, layer), (a, b) in adapter.matrices.items():
-        ours_a, ours_b = into[target]["a"][n], into[target]["b"][n]
+        stacks = [name for name in into if matrix_of(name) == target]
+        name = next((x for x in stacks[1:] if layer in layers_with(x)), stacks[0])
+        ours_a, ours_b = into[name]["a"][n], into[name]["b"][n]
         (count, *stack, d_in, _), d_out = ours_a.shape, ours_b.shape[-1]
-        layers = list(itertools.islice(layers_with(target), count))
+        layers = list(itertools.islice(layers_with(name), count))
         if layer not in layers or [*a.shape[:-1], b.shape[-1]] != [*stack, d_in, d_out]:
             raise BadInput(
                 f"{folder}: {peft.module_name(target, layer)} maps {a.shape[-2]} to "

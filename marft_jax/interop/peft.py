@@ -23,6 +23,7 @@ from safetensors.numpy import save_file
 from marft_jax.errors import BadInput
 from marft_jax.formats.foreign import read_settings, readable
 from marft_jax.models.families import FAMILIES, PARTS
+from marft_jax.models.lora import matrix_of
 from marft_jax.models.parts.attention import AttentionConfig
 from marft_jax.models.parts.dense import DenseConfig
 
@@ -31,7 +32,7 @@ CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 Factors = Mapping[str, Mapping[str, np.ndarray]]
 """``{"q": {"a": [L, in, R], "b": [L, R, out]}, ...}``: ``lora.Adapters`` without the agent axis."""
 LayersWith = Callable[[str], Iterable[int]]
-"""Name of a matrix to the numbers of the layers that have it."""
+"""Name of a stack of matrices to the numbers of its layers (``DecoderConfig.layers_with``)."""
 
 _PREFIX = "base_model.model."
 _TENSOR = re.compile(
@@ -42,18 +43,17 @@ _NAMES = {target: names for part in PARTS for target, names in part.MATRICES.ite
 _MODULES = {target: names.hf for target, names in _NAMES.items()}
 _PARAMETERS = {target: names.parameter for target, names in _NAMES.items() if names.parameter}
 _TARGETS = {module: target for target, module in _MODULES.items()}
+_OWN = [dict(family.traits.get("spelling", ())) for family in FAMILIES.values()]
 _TARGETS |= {
-    theirs: _TARGETS[usual]
-    for family in FAMILIES.values()
-    for usual, theirs in family.traits.get("spelling", ())
-    if usual in _TARGETS
+    theirs: _TARGETS[usual] for own in _OWN for usual, theirs in own.items() if usual in _TARGETS
 }
 _FLOATS = ("F32", "F16", "BF16", "F64")
 
 
 def _all_or_none(parameters: list[str] | None) -> list[str] | None:
     """Checks that all matrices of experts have adapters: peft names a module by the other ones."""
-    if parameters and sorted(parameters) != sorted(_PARAMETERS.values()):
+    known = [sorted(own.get(name, name) for name in _PARAMETERS.values()) for own in _OWN]
+    if parameters and sorted(parameters) not in known:
         raise ValueError(f"expected none or {', '.join(_PARAMETERS.values())}")
     return parameters
 
@@ -117,8 +117,10 @@ def write(
     """
     folder.mkdir(parents=True, exist_ok=True)
     names = {target: spelling.get(module, module) for target, module in _MODULES.items()}
-    plain = [target for target in factors if target not in _PARAMETERS]
-    parameters = [_PARAMETERS[target] for target in factors if target in _PARAMETERS]
+    adapted = [*dict.fromkeys(map(matrix_of, factors))]
+    plain = [target for target in adapted if target not in _PARAMETERS]
+    parameters = [_PARAMETERS[target] for target in adapted if target in _PARAMETERS]
+    parameters = [spelling.get(name, name) for name in parameters]
     there = [
         name for target, name in names.items() if next(iter(layers_with(target)), None) is not None
     ]
@@ -127,7 +129,7 @@ def write(
     if inside != "model":  # parts for images have matrices of the same names
         modules = rf"{re.escape(inside)}\..*\.({'|'.join(modules)})"
     tensors = {
-        f"{_PREFIX}{inside}.layers.{layer}.{names[target]}"
+        f"{_PREFIX}{inside}.layers.{layer}.{names[matrix_of(target)]}"
         f".lora_{letter.upper()}.weight": np.ascontiguousarray(_in_file(factor, letter), np.float32)
         for target, pair in factors.items()
         for letter in ("a", "b")

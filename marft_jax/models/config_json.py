@@ -41,6 +41,10 @@ _MODEL_TYPES: dict[str | None, str] = {
     "granitemoehybrid": "GraniteMoeHybridForCausalLM",
     "gpt_oss": "GptOssForCausalLM",
     "gemma3": "Gemma3ForConditionalGeneration",
+    "gemma4_text": "Gemma4ForCausalLM",
+    "gemma4": "Gemma4ForConditionalGeneration",
+    "gemma4_unified_text": "Gemma4UnifiedForCausalLM",
+    "gemma4_unified": "Gemma4UnifiedForConditionalGeneration",
     "mistral3": "Mistral3ForConditionalGeneration",
 }
 
@@ -173,6 +177,7 @@ def _refuse_unsupported(name: str, config: Mapping[str, Any], source: str) -> No
     activation = family.traits.get("activation", "silu")
     named = "hidden_act" if "hidden_activation" not in config else "hidden_activation"
     both_ways = config.get("use_bidirectional_attention")
+    both_ways = both_ways and both_ways != "vision"  # among the tokens of an image
     refused = {
         named: (config.get(named, "silu") != activation, activation),
         "mlp_bias": (config.get("mlp_bias"), "false"),

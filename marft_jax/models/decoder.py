@@ -27,7 +27,7 @@ from flax import nnx
 from jax import Array
 from jax.typing import DTypeLike
 
-from marft_jax.models.lora import FusedAdapters, OwnerMask
+from marft_jax.models.lora import FusedAdapters, OwnerMask, matrix_of, stack_of
 from marft_jax.models.ops.attention import (
     CausalAttention,
     Layer,
@@ -43,24 +43,27 @@ from marft_jax.models.parts.attention import (
     ropes,
     rotations,
 )
+from marft_jax.models.parts.layer_output import LayerInputs
 from marft_jax.models.parts.part import (
     LayerAdapters,
     Make,
     Matrix,
     Mixer,
     Mlp,
+    Output,
+    Part,
     Reading,
     RMSNorm,
 )
 
 Base = nnx.State[Any, Any]
 """Parameters of a ``Decoder``: frozen, and an argument of their own everywhere."""
-Files = Literal["plain", "fused", "fused_mlp", "stacked"]
+Files = Literal["plain", "fused", "fused_mlp", "stacked", "rows"]
 """One matrix for q, k and v (Phi) and one for gate and up (also Granite 4); or one tensor of all
-experts of a layer (gpt-oss)."""
+experts of a layer, ``[in, out]`` each (gpt-oss) or ``[out, in]`` (Gemma 4)."""
 Cache = list[Any] | tuple[Any, ...]
-"""Caches of the layers: a list, one for each layer; or a tuple, one for each place in the period,
-with its layers stacked in front."""
+"""Caches of the layers: a list, one for each layer that has its own; or a tuple, one for each place
+in the period, with its layers stacked in front."""
 
 
 class LayerConfig(NamedTuple):
@@ -68,10 +71,15 @@ class LayerConfig(NamedTuple):
 
     mixer: Mixer
     mlp: Mlp
+    output: Output | None = None
+
+    @property
+    def parts(self) -> list[Part]:
+        return [part for part in self if part is not None]
 
     def matrices(self) -> dict[str, Matrix]:
-        """Every matrix of both parts, by name."""
-        return self.mixer.matrices() | self.mlp.matrices()
+        """Every matrix of all parts, by name."""
+        return {name: own for part in self.parts for name, own in part.matrices().items()}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,10 +90,11 @@ class DecoderConfig:
         layers: the parts of each layer.
         pre_norms: the inputs of mixer and mlp are normalised.
         post_norms: the outputs of mixer and mlp are normalised before they are added.
-        norm_offset: scales of norms are stored less 1.
+        norm_offset: see ``RMSNorm``.
         embedding_multiplier: factor of embeddings, rounded to their type.
         residual_multiplier: factor of the outputs of mixer and mlp where they are added.
         logits_divisor, logits_cap: see ``Vocabulary``.
+        layer_input: channels of each token's input to each layer (``LayerInputs``); 0 for none.
         files: how checkpoints hold matrices (``weights.layout``).
         stacked: the layers of each place in the period are one array per matrix, scanned.
         spelling: names of modules in Hugging Face checkpoints, usual name and own name, where the
@@ -100,11 +109,12 @@ class DecoderConfig:
     tie_embeddings: bool = False
     pre_norms: bool = True
     post_norms: bool = False
-    norm_offset: bool = False
+    norm_offset: float | None = None
     embedding_multiplier: float = 1.0
     residual_multiplier: float = 1.0
     logits_divisor: float = 1.0
     logits_cap: float = 0.0
+    layer_input: int = 0
     files: Files = "plain"
     stacked: bool = False
     spelling: tuple[tuple[str, str], ...] = ()
@@ -149,24 +159,32 @@ class DecoderConfig:
         return any(layer.mixer.recurrent for layer in self.layers)
 
     def matrices(self) -> dict[str, list[Matrix]]:
-        """Every matrix that may have an adapter, by name, of each layer that has it."""
-        found: dict[str, list[Matrix]] = {}
-        for layer in self.layers:
-            for name, matrix in layer.matrices().items():
-                found.setdefault(name, []).append(matrix)
-        return found
+        """Every matrix that may have an adapter, by its stack, of each layer that has it."""
+        return {
+            stack: [
+                own._replace(target=own.target or name) if stack != name else own
+                for own in (self.layers[i].matrices()[name] for i in layers)
+            ]
+            for stack, layers in self._layers_of.items()
+            for name in [matrix_of(stack)]
+        }
 
-    def layers_with(self, name: str) -> list[int]:
-        """Numbers of the layers that have a matrix."""
-        return self._layers_of.get(name, [])
+    def layers_with(self, stack: str) -> list[int]:
+        """Numbers of the layers whose matrix is in this stack."""
+        return self._layers_of.get(stack, [])
 
     @functools.cached_property
     def _layers_of(self) -> dict[str, list[int]]:
-        """Numbers of the layers of each matrix; every trace asks for each layer and matrix."""
+        """Numbers of the layers of each stack: of matrices of a name and of equal shapes, so that
+        the adapters of a stack are one array. Every trace asks for each layer and stack."""
         found: dict[str, list[int]] = {}
+        shapes: dict[str, list[tuple[int, int]]] = {}
         for i, layer in enumerate(self.layers):
-            for name in layer.matrices():
-                found.setdefault(name, []).append(i)
+            for name, own in layer.matrices().items():
+                known = shapes.setdefault(name, [])
+                if (shape := own[:2]) not in known:
+                    known.append(shape)
+                found.setdefault(stack_of(name, known.index(shape)), []).append(i)
         return found
 
     @functools.cached_property
@@ -176,9 +194,19 @@ class DecoderConfig:
         layers, n = [layer.matrices() for layer in self.layers], self.n_layers
         return next(p for p in range(1, n + 1) if n % p == 0 and layers[p:] == layers[: n - p])
 
+    @functools.cached_property
+    def caches(self) -> tuple[int, ...]:
+        """Number of the cache that each layer reads; layers may share one (``Mixer.source``)."""
+        found: list[int] = []
+        for layer in self.layers:
+            source = layer.mixer.source
+            found.append(len({*found}) if source is None else found[source])
+        return tuple(found)
+
     def init_cache(self, slots: int, length: int, dtype: DTypeLike, places: int = 1) -> Cache:
         """Empty cache; arguments as of ``Mixer.init_cache``."""
-        layers = [x.mixer.init_cache(slots, length, dtype, places) for x in self.layers]
+        own = [x.mixer for x in self.layers if x.mixer.source is None]
+        layers = [mixer.init_cache(slots, length, dtype, places) for mixer in own]
         if not self.stacked:
             return layers
         periods = self.n_layers // self.period
@@ -193,9 +221,11 @@ class Block(nnx.Module):
         def norm(there: bool) -> RMSNorm | None:
             return make.norm(c.d_model) if there else None
 
-        self.attn_norm, self.mlp_norm = norm(c.pre_norms), norm(c.pre_norms)
+        self.attn_norm = norm(c.pre_norms)
+        self.mlp_norm = norm(c.pre_norms and not layer.mlp.normalises)
         self.attn_post_norm, self.mlp_post_norm = norm(c.post_norms), norm(c.post_norms)
         self.mixer, self.mlp = layer.mixer.build(make), layer.mlp.build(make)
+        self.output = None if layer.output is None else layer.output.build(make)
         self.multiplier = c.residual_multiplier
 
     def __call__(
@@ -205,6 +235,7 @@ class Block(nnx.Module):
         ropes: Ropes,
         adapters: LayerAdapters,
         cache: Any,
+        input_BTP: Array | None,
         reading: Reading,
     ) -> tuple[Array, Any]:
         """Computes the block's output, and what the mixer keeps."""
@@ -214,7 +245,11 @@ class Block(nnx.Module):
             x_BTD = self._add(x_BTD, _normalised(out, self.attn_post_norm))
         with jax.named_scope("mlp"):
             out = self.mlp(_normalised(x_BTD, self.mlp_norm), layer, adapters)
-            return self._add(x_BTD, _normalised(out, self.mlp_post_norm)), kept
+            x_BTD = self._add(x_BTD, _normalised(out, self.mlp_post_norm))
+        if self.output is not None:
+            with jax.named_scope("output"):
+                x_BTD = self.output(x_BTD, input_BTP, adapters)
+        return x_BTD, kept
 
     def _add(self, x_BTD: Array, out_BTD: Array) -> Array:
         return x_BTD + (out_BTD if self.multiplier == 1 else out_BTD * self.multiplier)
@@ -288,6 +323,8 @@ class Decoder(nnx.Module):
         blocks = [Block(layer, c, make) for layer in c.layers]
         places = [blocks[j :: c.period] for j in range(c.period)]
         self.layers = nnx.List(map(_stack, places) if c.stacked else blocks)
+        sizes = c.vocab_size, c.d_model, c.n_layers, c.layer_input
+        self.layer_inputs = LayerInputs(*sizes, make) if c.layer_input else None
         self.final_norm: RMSNorm = make.norm(c.d_model)
         vocabulary = Matrix(c.d_model, c.vocab_size, _VOCABULARY)
         self.lm_head = None if c.tie_embeddings else make.linear("lm_head", vocabulary)
@@ -309,6 +346,7 @@ class Decoder(nnx.Module):
         x_BTD = self.embed.embedding[...][tokens_BT]
         if self.config.embedding_multiplier != 1:
             x_BTD = x_BTD * jnp.asarray(self.config.embedding_multiplier, x_BTD.dtype)
+        own = None if self.layer_inputs is None else self.layer_inputs(tokens_BT, x_BTD)
         rope = ropes(self.config.attentions, positions_BT)
 
         def run(
@@ -319,27 +357,28 @@ class Decoder(nnx.Module):
         stacked = self.config.stacked
         run = rematerialised(run, self.remat, 0 if stacked else (0, 1), scanned=stacked)
         through = self._scanned if stacked else self._unrolled
-        x_BTD, kept = through(run, x_BTD, rope, lora, owners, cache)
+        x_BTD, kept = through(run, x_BTD, rope, lora, owners, cache, own)
         return self.final_norm(x_BTD), kept
 
     def _unrolled(
-        self, run: Any, x_BTD: Array, rope: Ropes, lora: Any, owners: Any, cache: Any
+        self, run: Any, x_BTD: Array, rope: Ropes, lora: Any, owners: Any, cache: Any, inputs: Any
     ) -> tuple[Array, list[Any]]:
-        kept = []
+        kept: dict[int, Any] = {}
         # the first block of each kind is traced and differentiated for all blocks of its kind
         run = jax.jit(run, static_argnums=(0, 1))
         for i, block in enumerate(self.layers):
             with jax.named_scope(f"layer_{i}"):
                 graphdef, *weights = nnx.split(block)
                 adapters = LayerAdapters(lora.of(i, self.config) if lora else {}, owners)
-                own = None if cache is None else cache[i]
+                at = self.config.caches[i]
+                own = kept.get(at, None if cache is None else cache[at])
                 layer = Layer(slides=self.config.sliding[i], rope=self.config.ropes[i])
-                x_BTD, new = run(graphdef, layer, weights, x_BTD, rope, adapters, own)
-                kept.append(new)
-        return x_BTD, kept
+                given = inputs and inputs[i]
+                x_BTD, kept[at] = run(graphdef, layer, weights, x_BTD, rope, adapters, own, given)
+        return x_BTD, [*kept.values()]
 
     def _scanned(
-        self, run: Any, x_BTD: Array, rope: Ropes, lora: Any, owners: Any, cache: Any
+        self, run: Any, x_BTD: Array, rope: Ropes, lora: Any, owners: Any, cache: Any, inputs: Any
     ) -> tuple[Array, Any]:
         """Runs one period of layers per step of the scan.
 
@@ -358,13 +397,15 @@ class Decoder(nnx.Module):
             return Layer(i, *kind)
 
         def step(carried: Any, each: Any) -> tuple[Any, Any]:
-            (x_BTD, cache), (i, traced, weights, adapters) = carried, each
+            (x_BTD, cache), (i, traced, weights, adapters, given) = carried, each
             kept = ()
             for j in range(p):
                 matrices = lora._replace(layers=adapters).of(j, c) if lora else {}
                 inputs = x_BTD, rope, LayerAdapters(matrices, owners), cache and cache[j]
                 own = experts[j], weights[j]
-                x_BTD, new = run(graphdefs[j], layer(i, kinds[j], traced[j]), own, *inputs)
+                x_BTD, new = run(
+                    graphdefs[j], layer(i, kinds[j], traced[j]), own, *inputs, given and given[j]
+                )
                 kept += (new,)
             return ((x_BTD, None), kept) if cache is None else ((x_BTD, kept), None)
 
@@ -374,7 +415,8 @@ class Decoder(nnx.Module):
             adapters = jax.tree.map(
                 lambda x: x.reshape(periods, -1, *x.shape[1:]), lora.layers if lora else {}
             )
-            each = jnp.arange(periods), traced, weights, adapters
+            given = inputs and [jnp.stack(inputs[j::p]) for j in range(p)]
+            each = jnp.arange(periods), traced, weights, adapters, given
             (x_BTD, cache), new = jax.lax.scan(step, (x_BTD, cache), each)
         return x_BTD, new if cache is None else cache
 

@@ -10,12 +10,15 @@ from typing import Any, NamedTuple
 from marft_jax.errors import BadInput
 from marft_jax.models.checked import positive
 from marft_jax.models.decoder import DecoderConfig, LayerConfig
+from marft_jax.models.gemma4 import GEMMA4, gemma4
 from marft_jax.models.hybrids import LFM2, QWEN3_5, QWEN3_5_EXPERTS, hybrid, qwen3_5
 from marft_jax.models.ops.products import Activation
 from marft_jax.models.parts.attention import AttentionConfig
 from marft_jax.models.parts.delta_net import DeltaNetConfig
 from marft_jax.models.parts.dense import DenseConfig
+from marft_jax.models.parts.dense_and_experts import DenseAndExpertsConfig
 from marft_jax.models.parts.experts import ExpertsConfig
+from marft_jax.models.parts.layer_output import LayerOutputConfig
 from marft_jax.models.parts.shared_expert import SharedExpertConfig
 from marft_jax.models.parts.short_conv import ShortConvConfig
 from marft_jax.models.rope import NO_ROTATION
@@ -25,8 +28,10 @@ PARTS = (
     DenseConfig,
     ExpertsConfig,
     SharedExpertConfig,
+    DenseAndExpertsConfig,
     ShortConvConfig,
     DeltaNetConfig,
+    LayerOutputConfig,
 )
 """Every part that a family may have."""
 
@@ -277,7 +282,7 @@ _QWEN = {"use_sliding_window": False, "sliding_window": 4096, "max_window_layers
 _GEMMA_TRAITS = {
     "activation": "gelu_pytorch_tanh",
     "post_norms": True,
-    "norm_offset": True,
+    "norm_offset": 1.0,
     "scale_embeddings": True,
 }
 _GEMMA3 = Family(
@@ -317,6 +322,7 @@ _GEMMA2 = Family(
     more=_gemma2,
 )
 
+_GEMMA4 = Family(**GEMMA4, build=functools.partial(gemma4, build=dense))
 _MISTRAL = Family(
     {"sliding_window": 4096, "num_key_value_heads": 8},
     qkv_bias=False,
@@ -393,4 +399,8 @@ FAMILIES = {
     "Qwen3_5MoeForConditionalGeneration": _QWEN3_5_EXPERTS,
     "Gemma3ForCausalLM": _GEMMA3,
     "Gemma3ForConditionalGeneration": _GEMMA3,  # its text_config
+    "Gemma4ForCausalLM": _GEMMA4,
+    "Gemma4ForConditionalGeneration": _GEMMA4,
+    "Gemma4UnifiedForCausalLM": _GEMMA4,
+    "Gemma4UnifiedForConditionalGeneration": _GEMMA4,
 }

@@ -2,7 +2,8 @@
 
     {"q": {"a": [N, L, in, R], "b": [N, L, R, out]}, "v": ...}      float32
 
-L are the layers that have the matrix. A matrix of experts has a pair for each expert,
+L are the layers that have the matrix in the same shape. Where other layers have another shape, as
+in Gemma 4, their stack is named ``q-2``. A matrix of experts has a pair for each expert,
 ``"a": [N, L, E, in, R]``.
 
 Every token names its owner, which is its adapter. One pair of dense matmuls serves all owners at
@@ -29,6 +30,16 @@ from marft_jax.errors import BadInput
 from marft_jax.models.ops.products import from_ranks, product
 
 Adapters = dict[str, dict[str, Array]]
+
+
+def stack_of(matrix: str, number: int) -> str:
+    """Names the stack of a matrix: the first shape's by the matrix itself."""
+    return f"{matrix}-{number + 1}" if number else matrix
+
+
+def matrix_of(stack: str) -> str:
+    """Name of the matrix of a stack."""
+    return stack.partition("-")[0]
 
 
 class Fused(NamedTuple):
@@ -58,7 +69,7 @@ class FusedAdapters(NamedTuple):
             return self.layers[layer]
         at = {name: config.layers_with(name) for name in self.layers}
         return {
-            name: Fused(*(x[at[name].index(layer)] for x in own))
+            matrix_of(name): Fused(*(x[at[name].index(layer)] for x in own))
             for name, own in self.layers.items()
             if layer in at[name]
         }
@@ -71,7 +82,7 @@ class OwnerMask(NamedTuple):
 
 
 def adapted(config: Any, targets: Sequence[str]) -> list[str]:
-    """Names of the matrices that these targets adapt, in the order of the targets.
+    """Names of the stacks of matrices that these targets adapt, in the order of the targets.
 
     Args:
         config: the ``DecoderConfig`` of the base.
@@ -108,7 +119,7 @@ def counts(config: Any, targets: Sequence[str]) -> str:
     """Says how many matrices of each kind of part have an adapter, as in ``attention 2 of 4``."""
     names, found = adapted(config, targets), dict[str, list[bool]]()
     for layer in config.layers:
-        for part in (layer.mixer, layer.mlp):
+        for part in layer.parts:
             own = found.setdefault(type(part).__name__.removesuffix("Config").lower(), [])
             own += [name in names for name in part.matrices()]
     return ", ".join(f"{kind} {sum(own)} of {len(own)}" for kind, own in found.items())

@@ -18,6 +18,9 @@ _WHOLE = {
     "embed": Names("model.embed_tokens", "token_embd"),
     "final_norm": Names("model.norm", "output_norm"),
     "lm_head": Names("lm_head", "output"),
+    "layer_inputs": Names("model.embed_tokens_per_layer", "per_layer_token_embd"),
+    "layer_inputs/project": Names("model.per_layer_model_projection", "per_layer_model_proj"),
+    "layer_inputs/norm": Names("model.per_layer_projection_norm", "per_layer_proj_norm"),
 }
 _NORMS = {
     "attn_norm": Names("input_layernorm", "attn_norm"),
@@ -42,11 +45,11 @@ def source_name(config: DecoderConfig, path: str, spelling: Spelling) -> str:
     suffix = "bias" if leaf == "bias" else "weight"
     own = dict(config.spelling) if spelling == "hf" else {}
     if modules[0] != "layers":
-        name = getattr(_WHOLE[modules[0]], spelling)
+        name = getattr(_WHOLE["/".join(modules)], spelling)
         return f"{own.get(name, name)}.{suffix}"
     layer = config.layers[int(modules[1])]
-    if len(modules) == 3 and modules[2] in ("mixer", "mlp"):  # a parameter, not a module
-        part = layer.mixer if modules[2] == "mixer" else layer.mlp
+    part = getattr(layer, modules[2], None)
+    if len(modules) == 3 and part is not None:  # a parameter, not a module
         names = part.MODULES[leaf]
         if spelling == "hf":
             return f"{_LAYER[spelling]}.{modules[1]}.{names.hf}"
@@ -54,7 +57,7 @@ def source_name(config: DecoderConfig, path: str, spelling: Spelling) -> str:
         norms = _AROUND if config.pre_norms and config.post_norms else _NORMS
         names = norms[modules[2]]
     else:
-        part = layer.mixer if modules[2] == "mixer" else layer.mlp
+        assert part is not None
         names = {**part.MATRICES, **part.MODULES}[modules[3]]
         if len(modules) > 4:  # a piece of an expert
             expert, piece = modules[4], int(modules[5])
@@ -62,3 +65,15 @@ def source_name(config: DecoderConfig, path: str, spelling: Spelling) -> str:
             names = names._replace(hf=hf, gguf=gguf)
     name = getattr(names, spelling)
     return f"{_LAYER[spelling]}.{modules[1]}.{own.get(name, name)}.{suffix}"
+
+
+def unread_names(config: DecoderConfig) -> set[str]:
+    """Names in Hugging Face checkpoints of tensors that no layer reads: files have keys and values
+    also for layers that read those of an earlier layer."""
+    return {
+        f"{_LAYER['hf']}.{i}.{names.hf}.weight"
+        for i, layer in enumerate(config.layers)
+        if layer.mixer.source is not None
+        for name, names in {**layer.mixer.MATRICES, **layer.mixer.MODULES}.items()
+        if name in ("k", "v", "k_norm")
+    }

@@ -18,7 +18,8 @@ class RopeScaling(NamedTuple):
     """Rotary frequencies stretched for long contexts.
 
     ``llama3`` is section 3.4.2 of Llama 3.1's report, ``yarn`` is Peng et al. 2023, ``longrope`` is
-    Ding et al. 2024. ``none`` turns rotation off.
+    Ding et al. 2024. ``proportional`` rotates the first pairs of channels (Gemma 4). ``none`` turns
+    rotation off.
 
     Attributes:
         low_freq_factor, high_freq_factor: turns within ``original_max_position`` below which a
@@ -27,9 +28,10 @@ class RopeScaling(NamedTuple):
         whole_channels: YaRN's blending begins and ends at whole channels.
         query_beta: β of the factor 1 + β ln(1 + ⌊position / original_max_position⌋) of queries.
         divisors: of each frequency (LongRoPE).
+        share: of the pairs of channels that are rotated (proportional).
     """
 
-    kind: Literal["linear", "llama3", "yarn", "longrope", "none"]
+    kind: Literal["linear", "llama3", "yarn", "longrope", "proportional", "none"]
     factor: float
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
@@ -38,6 +40,7 @@ class RopeScaling(NamedTuple):
     whole_channels: bool = True
     query_beta: float = 0.0
     divisors: tuple[float, ...] = ()
+    share: float = 1.0
 
 
 NO_ROTATION = RopeScaling("none", 1.0)
@@ -79,6 +82,9 @@ def _stretch(inverse: np.ndarray, scaling: RopeScaling) -> np.ndarray:
         return 0 * inverse
     if scaling.kind == "linear":
         return inverse / scaling.factor
+    if scaling.kind == "proportional":
+        rotated = np.arange(len(inverse)) < int(scaling.share * len(inverse))
+        return np.where(rotated, inverse / scaling.factor, 0)
     if scaling.kind == "longrope":
         return inverse / np.asarray(scaling.divisors)
     turns = scaling.original_max_position * inverse / (2 * np.pi)
@@ -140,8 +146,9 @@ def rope_settings(config: Mapping[str, Any], source: str) -> RopeSettings:
         raise BadInput(
             f"{source}: expected a partial_rotary_factor above 0 and up to 1, got {share:g}"
         )
-    theta = float(rope.get("rope_theta", 1e4))
-    return RopeSettings(theta, _rope_scaling(rope, config, source), local, share)
+    theta, scaling = float(rope.get("rope_theta", 1e4)), _rope_scaling(rope, config, source)
+    share = 1.0 if scaling and scaling.kind == "proportional" else share  # it has its own
+    return RopeSettings(theta, scaling, local, share)
 
 
 def _full_rope(config: Mapping[str, Any], source: str) -> Mapping[str, Any]:
@@ -241,4 +248,15 @@ def _longrope(rope: Mapping[str, Any], original: Any, long: Any) -> RopeScaling:
     )
 
 
-_SCALINGS = {"linear": _linear, "llama3": _llama3, "yarn": _yarn, "longrope": _longrope}
+def _proportional(rope: Mapping[str, Any], original: Any, long: Any) -> RopeScaling:
+    share = float(rope["partial_rotary_factor"])
+    return RopeScaling("proportional", float(rope.get("factor") or 1), share=share)
+
+
+_SCALINGS = {
+    "linear": _linear,
+    "llama3": _llama3,
+    "yarn": _yarn,
+    "longrope": _longrope,
+    "proportional": _proportional,
+}

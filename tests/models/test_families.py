@@ -102,6 +102,25 @@ VARIANTS = {
         dict(num_hidden_layers=3, head_dim=32, sliding_window=8, query_pre_attn_scalar=24,
              attn_logit_softcapping=2.0, final_logit_softcapping=3.0),
     ),
+    "gemma4": (
+        "Gemma4",
+        dict(num_hidden_layers=6, layer_types=["sliding_attention", "full_attention"] * 3,
+             head_dim=16, global_head_dim=32, num_kv_shared_layers=3, use_double_wide_mlp=True,
+             hidden_size_per_layer_input=8, vocab_size_per_layer_input=96, sliding_window=8,
+             final_logit_softcapping=3.0),
+    ),
+    "gemma4_values": (
+        "Gemma4",
+        dict(num_hidden_layers=3, layer_types=["sliding_attention"] * 2 + ["full_attention"],
+             head_dim=16, global_head_dim=32, attention_k_eq_v=True, num_global_key_value_heads=1,
+             hidden_size_per_layer_input=0, sliding_window=8),
+    ),
+    "gemma4_experts": (
+        "Gemma4",
+        dict(num_hidden_layers=2, head_dim=16, global_head_dim=32, sliding_window=8,
+             hidden_size_per_layer_input=0, enable_moe_block=True, num_experts=8, top_k_experts=2,
+             moe_intermediate_size=48),
+    ),
     "smollm3": ("SmolLM3", dict(num_hidden_layers=4, pad_token_id=None)),
     "granite": (
         "Granite",
@@ -171,8 +190,8 @@ VARIANTS = {
 }  # fmt: skip
 
 
-OF_TEXT = ("Gemma3", "Qwen3_5", "Qwen3_5Moe")
-LESS_1 = ("Gemma2", *OF_TEXT)
+OF_TEXT = ("Gemma3", "Gemma4", "Qwen3_5", "Qwen3_5Moe")
+LESS_1 = ("Gemma2", "Gemma3", "Qwen3_5", "Qwen3_5Moe")
 """Families whose scales of norms are stored less 1."""
 
 
@@ -186,7 +205,8 @@ def reference(variant: str):
     config = kind(**{**BASE, **settings})
     model = getattr(transformers, f"{family}ForCausalLM")(config).float().eval()
     with torch.no_grad():
-        for name, parameter in model.named_parameters():
+        scales = (x for x in model.named_buffers() if x[0].endswith("layer_scalar"))
+        for name, parameter in [*model.named_parameters(), *scales]:
             parameter.copy_(torch.tensor(drawn(name, tuple(parameter.shape), family)))
     return model
 
@@ -195,7 +215,7 @@ def drawn(name: str, shape: tuple[int, ...], family: str) -> np.ndarray:
     """The random tensor of this name."""
     noise = np.random.default_rng(zlib.crc32(name.encode())).normal(size=shape)
     stored_less_1 = family in LESS_1 and "linear_attn" not in name
-    offset = "norm" in name and not stored_less_1
+    offset = ("norm" in name and not stored_less_1) or "scal" in name
     return (noise * (0.5 if len(shape) == 1 else 0.15) + offset).astype(np.float32)
 
 
@@ -420,6 +440,7 @@ def test_rope_divisors_of_another_formula_are_refused(tmp_path):
 LLAMA = dict(BASE, architectures=["LlamaForCausalLM"])
 MISTRAL: dict[str, object] = {"architectures": ["MistralForCausalLM"]}
 GEMMA3: dict[str, object] = {"architectures": ["Gemma3ForCausalLM"]}
+GEMMA4: dict[str, object] = {"architectures": ["Gemma4ForCausalLM"]}
 GPT_OSS: dict[str, object] = {"architectures": ["GptOssForCausalLM"]}
 GRANITE4: dict[str, object] = {
     "architectures": ["GraniteMoeHybridForCausalLM"],
@@ -507,6 +528,13 @@ def test_both_spellings_of_rope_together_are_both_applied(config, theta, scaling
         (MISTRAL | {"sliding_window": 0}, "positive integer for 'sliding_window', got 0"),
         (MISTRAL | {"layer_types": ["full_attention"]}, "each of 2 layers in 'layer_types', got 1"),
         (GEMMA3 | {"layer_types": ["chunked_attention"] * 2}, "layer_types.*and sliding_attention"),
+        (
+            GEMMA4 | {"per_layer_config": {"1": {"sliding_window": 3}}},
+            "per_layer_config with sliding_window is not supported",
+        ),
+        (GEMMA4 | {"num_kv_shared_layers": 1}, "a layer of each kind before the 1 of.*got sliding"),
+        (GEMMA4 | {"hidden_size_per_layer_input": 8}, "vocab_size_per_layer_input of 96.*None"),
+        (GEMMA4 | {"use_bidirectional_attention": "all"}, "use_bidirectional_attention 'all'"),
         (GEMMA3 | {"final_logit_softcapping": 30.0}, "final_logit_softcapping '30.0'"),
         (GEMMA3 | {"hidden_activation": "gelu"}, "hidden_activation 'gelu'.*gelu_pytorch_tanh"),
         (

@@ -151,16 +151,21 @@ def decode_bytes(run: Run) -> float:
 
     Of experts, those count that the rows choose if each row chooses at random.
 
-    An embedding table that is not tied to the logits is left out: a step reads few of its rows.
+    Embedding tables that are not tied to the logits are left out: a step reads few of their rows. A
+    cache counts for each layer that reads it.
     """
     weights = _weights(run.base_here, run.here)
     unread = _unread_weights(run.model, run.shape.slots) / block_weights(run.model)
     weights -= unread * _weights(run.base_here["layers"], run.here)
     if not run.model.tie_embeddings:
         weights -= _weights(run.base_here["embed"], run.here)
+    if run.model.layer_input:
+        weights -= _weights(run.base_here["layer_inputs"]["embedding"], run.here)
+    cache = run.slots.cache
+    read = [cache[i] for i in run.model.caches] if isinstance(cache, list) else cache
     shards = mesh_lib.row_shards(run.here) * run.here.shape["tensor"]
     logits = 4 * run.shape.slots * run.model.vocab_size / shards
-    return per_chip(run.slots.cache) + weights + logits
+    return per_chip(read) + weights + logits
 
 
 def _unread_weights(model: DecoderConfig, rows: int) -> float:

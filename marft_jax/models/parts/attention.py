@@ -23,13 +23,21 @@ from marft_jax.models.ops.attention import (
 )
 from marft_jax.models.ops.kv import KV
 from marft_jax.models.ops.remat import keep
-from marft_jax.models.parts.part import LayerAdapters, Make, Matrix, Names, Reading
+from marft_jax.models.parts.part import (
+    LayerAdapters,
+    Make,
+    Matrix,
+    Names,
+    Reading,
+    RMSNorm,
+    over_rms,
+)
 from marft_jax.models.rope import Rope, RopeScaling, rope_tables, rotate
 
 Attend = Callable[..., tuple[Array, Any]]
 """(queries, new keys and values, cache, layer, a rule for scores if any) to (context, what the
 layer keeps). The cache is the layer's own, or the stacked cache of all layers where ``layer`` has a
-number."""
+number. Where there are no new keys and values (None) the cache is read as it is."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,6 +52,9 @@ class AttentionConfig:
         cap: soft cap of scores; 0 for none.
         sinks: the softmax of each head has a further score, without a value.
         gated: the context is multiplied by sigmoid(g), where q gives each head its query and g.
+        v_norm: values are divided by their root mean square, head by head.
+        keys_as_values: values are the keys before their norm and their rotation.
+        source: number of the earlier layer whose keys and values are read; None for own ones.
     """
 
     d_model: int
@@ -62,6 +73,9 @@ class AttentionConfig:
     cap: float = 0.0
     sinks: bool = False
     gated: bool = False
+    v_norm: bool = False
+    keys_as_values: bool = False
+    source: int | None = None
 
     MATRICES: ClassVar[Mapping[str, Names]] = {
         "q": Names("self_attn.q_proj", "attn_q"),
@@ -95,13 +109,13 @@ class AttentionConfig:
             width, axes = n * self.head_dim * times, ("heads", "model")
             return Matrix(self.d_model, width, axes, self.qkv_bias, n if rotated else 0)
 
-        width = self.n_heads * self.head_dim
-        return {
-            "q": heads(self.n_heads, rotated=True, times=1 + self.gated),
-            "k": heads(self.n_kv_heads, rotated=True),
-            "v": heads(self.n_kv_heads, rotated=False),
-            "o": Matrix(width, self.d_model, ("model", "heads"), self.o_bias),
-        }
+        width, own = self.n_heads * self.head_dim, self.source is None
+        found = {"q": heads(self.n_heads, rotated=True, times=1 + self.gated)}
+        if own:
+            found["k"] = heads(self.n_kv_heads, rotated=True)
+        if own and not self.keys_as_values:
+            found["v"] = heads(self.n_kv_heads, rotated=False)
+        return found | {"o": Matrix(width, self.d_model, ("model", "heads"), self.o_bias)}
 
     def build(self, make: Make) -> Attention:
         return Attention(self, make)
@@ -122,11 +136,12 @@ class Attention(nnx.Module):
     """softmax(q kᵀ / √C) v, with rotated queries and keys (Vaswani et al. 2017, Su et al. 2021)."""
 
     def __init__(self, config: AttentionConfig, make: Make):
-        self.config = config
-        self.q, self.k, self.v, self.o = make.linears(config)
+        self.config, self.eps = config, make.norm_eps
+        own = dict(zip(config.matrices(), make.linears(config), strict=True))
+        self.q, self.k, self.v, self.o = (own.get(name) for name in config.MATRICES)
         widths = [n if config.wide_norm else 1 for n in (config.n_heads, config.n_kv_heads)]
-        norms = (make.norm(n * config.head_dim) if config.qk_norm else None for n in widths)
-        self.q_norm, self.k_norm = norms
+        norms = [make.norm(n * config.head_dim) if config.qk_norm else None for n in widths]
+        self.q_norm, self.k_norm = norms[0], norms[1] if "k" in own else None
         sinks = jnp.zeros((config.n_heads,), make.dtype)
         self.sinks = nnx.Param(sinks, axes=("heads",)) if config.sinks else None
 
@@ -141,36 +156,44 @@ class Attention(nnx.Module):
     ) -> tuple[Array, Any]:
         """Computes the output, and the keys and values that ``reading.attend`` keeps."""
         c = self.config
-        q, k, v = (linear(x_BTD, adapters) for linear in (self.q, self.k, self.v))
-        if c.wide_norm:
-            q, k = self._normalised(q, k)
-        q = self._heads(q, c.n_heads)
-        k, v = (self._heads(x, c.n_kv_heads) for x in (k, v))
-        q, gate = jnp.split(q, 2, axis=-1) if c.gated else (q, None)
-        if not c.wide_norm:
-            q, k = self._normalised(q, k)
+        assert self.q is not None and self.o is not None
         rope = rope_of(ropes, layer.rope)
+        new = self._keys_and_values(x_BTD, rope, adapters)
+        q = self._heads(self.q(x_BTD, adapters), c.n_heads, self.q_norm)
+        q, gate = jnp.split(q, 2, axis=-1) if c.gated else (q, None)
         scale = (c.head_dim / (c.query_pre_attn_scalar or c.head_dim)) ** 0.5
         scale = scale if rope.query_scale is None else scale * rope.query_scale
-        q, k = rotate(q, rope, scale), rotate(k, rope).swapaxes(2, 3)
-        q, k, v = (keep(x) for x in (q, k, v))
+        q = keep(rotate(self._each_normalised(q, self.q_norm), rope, scale))
         sinks_H = None if self.sinks is None else self.sinks[...]
         rule = () if c.plain else (Scores(c.cap, sinks_H),)
-        context_BHTC, kept = reading.attend(q, KV(k, v), cache, layer, *rule)
+        context_BHTC, kept = reading.attend(q, new, cache, layer, *rule)
         if gate is not None:
             context_BHTC = context_BHTC * jax.nn.sigmoid(gate)
         b, _, t, _ = context_BHTC.shape
         merged = context_BHTC.transpose(0, 2, 1, 3).reshape(b, t, -1)
         return keep(self.o(merged, adapters)), kept
 
-    def _normalised(self, q: Array, k: Array) -> tuple[Array, Array]:
-        if self.q_norm is None or self.k_norm is None:
-            return q, k
-        return self.q_norm(q), self.k_norm(k)
+    def _keys_and_values(self, x_BTD: Array, rope: Rope, adapters: LayerAdapters) -> KV | None:
+        """Keys and values of these tokens; None where those of an earlier layer are read."""
+        c = self.config
+        if self.k is None:
+            return None
+        k = self.k(x_BTD, adapters)
+        v = k if self.v is None else self.v(x_BTD, adapters)
+        k, v = self._heads(k, c.n_kv_heads, self.k_norm), self._heads(v, c.n_kv_heads)
+        v = over_rms(v, self.eps).astype(v.dtype) if c.v_norm else v
+        k = rotate(self._each_normalised(k, self.k_norm), rope).swapaxes(2, 3)
+        return KV(keep(k), keep(v))
 
-    def _heads(self, x_BTX: Array, heads: int) -> Array:
+    def _heads(self, x_BTX: Array, heads: int, norm: RMSNorm | None = None) -> Array:
+        """``[B, heads, T, C]``, where all heads are normalised together if at all."""
         b, t, _ = x_BTX.shape
+        x_BTX = norm(x_BTX) if norm is not None and self.config.wide_norm else x_BTX
         return x_BTX.reshape(b, t, heads, -1).transpose(0, 2, 1, 3)
+
+    def _each_normalised(self, x_BHTC: Array, norm: RMSNorm | None) -> Array:
+        """Each head normalised by itself, where the layer has such a norm."""
+        return x_BHTC if norm is None or self.config.wide_norm else norm(x_BHTC)
 
 
 Ropes = Sequence[Rope]
@@ -203,8 +226,11 @@ def attend_rows(form: CausalAttention, until_BT: Array, positions_BT: Array, win
     """
     attention = form(until_BT, positions_BT, window)
 
-    def attend(q_BHTC: Array, new: KV, _: Any, layer: Layer, *rule: Scores) -> tuple[Array, KV]:
-        return attention(q_BHTC, new, layer.slides, *rule), new
+    def attend(
+        q_BHTC: Array, new: KV | None, earlier: Any, layer: Layer, *rule: Scores
+    ) -> tuple[Array, KV]:
+        kv = earlier if new is None else new
+        return attention(q_BHTC, kv, layer.slides, *rule), kv
 
     return attend
 
@@ -223,8 +249,10 @@ def attend_cache(at_BT: Array, positions_BT: Array, read: int, window: int) -> A
     sliding = full & in_window(positions_BT, places_1R, window) if window else None
     masks = PerLayerKind(full, sliding)
 
-    def attend(q_BHTC: Array, new: KV, cache: KV, layer: Layer, *rule: Scores) -> tuple[Array, KV]:
-        cache = cache.append(new, at_BT, layer.number)
+    def attend(
+        q_BHTC: Array, new: KV | None, cache: KV, layer: Layer, *rule: Scores
+    ) -> tuple[Array, KV]:
+        cache = cache if new is None else cache.append(new, at_BT, layer.number)
         mask_BTS = masks.of(layer.slides)
         return attention(q_BHTC, cache.of(layer.number), mask_BTS, *rule), cache
 

@@ -51,6 +51,7 @@ class DeltaNetConfig:
         "step_bias": Names("linear_attn.dt_bias", "ssm_dt"),
     }
     recurrent: ClassVar[bool] = True
+    source: ClassVar[None] = None
 
     @property
     def heads(self) -> int:

@@ -29,6 +29,7 @@ class DenseConfig:
         "down": Names("mlp.down_proj", "ffn_down"),
     }
     MODULES: ClassVar[Mapping[str, Names]] = {}
+    normalises: ClassVar[bool] = False
 
     def matrices(self) -> dict[str, Matrix]:
         wide = Matrix(self.d_model, self.d_ff, ("hidden", "model"))

@@ -57,6 +57,7 @@ class ExpertsConfig:
         ),
     }
     MODULES: ClassVar[Mapping[str, Names]] = {"router": Names("mlp.gate", "ffn_gate_inp")}
+    normalises: ClassVar[bool] = False
 
     def matrices(self) -> dict[str, Matrix]:
         d, f = self.d_model, self.d_expert
@@ -175,6 +176,17 @@ class Experts(nnx.Module):
     def __call__(self, x_BTD: Array, layer: Layer, adapters: LayerAdapters) -> Array:
         with jax.named_scope("router"):
             weights_BTK, experts_BTK = self.router(x_BTD)
+        return self.weighted(x_BTD, layer, weights_BTK, experts_BTK, adapters)
+
+    def weighted(
+        self,
+        x_BTD: Array,
+        layer: Layer,
+        weights_BTK: Array,
+        experts_BTK: Array,
+        adapters: LayerAdapters,
+    ) -> Array:
+        """Sums the outputs of each token's experts, with these weights."""
         names = "experts_gate_up", "experts_down"
         graphdef, matrices = nnx.split([getattr(self, name) for name in names])
         lora = {name: adapters.matrices[name] for name in names if name in adapters.matrices}

@@ -107,7 +107,12 @@ class Mlp(Part, Protocol):
 
     Parameters with the axis ``expert`` have all layers of this place in the period in front where
     ``layer`` has a number.
+
+    Attributes:
+        normalises: the part has norms of its own for its input, which is the residual stream.
     """
+
+    normalises: ClassVar[bool]
 
 
 class Reading(NamedTuple):
@@ -158,6 +163,12 @@ class Mixer(Part, Protocol):
     recurrent: ClassVar[bool]
 
     @property
+    def source(self) -> int | None:
+        """Number of the earlier layer whose cache the mixer reads and leaves as it is; None where
+        the mixer has its own."""
+        ...
+
+    @property
     def heads(self) -> int:
         """Heads that the mesh's axis ``tensor`` must divide."""
         ...
@@ -177,6 +188,11 @@ class Mixer(Part, Protocol):
             read: earlier positions that a token reads on average.
         """
         ...
+
+
+class Output(Part, Protocol):
+    """Changes the output of a layer: the module is ``output(x_BTD, input_BTP, adapters) -> y_BTD``.
+    The input is the layer's own of ``parts.layer_output.LayerInputs``, or None."""
 
 
 class LayerCache(Protocol):
@@ -215,20 +231,26 @@ class RMSNorm(nnx.Module):
     """x / rms(x) * scale, computed in float32 (Zhang & Sennrich 2019).
 
     Args:
-        offset: the scale is stored less 1 and rounded only after the product, as Gemma does.
+        offset: the scale is stored less this number, and the product is rounded once, as Gemma
+            does; None: it is stored as it is, and x / rms(x) is rounded before the product.
     """
 
-    def __init__(self, width: int, eps: float, dtype: DTypeLike, offset: bool = False):
-        self.scale = nnx.Param(jnp.full((width,), 0 if offset else 1, dtype), axes=(None,))
+    def __init__(self, width: int, eps: float, dtype: DTypeLike, offset: float | None = None):
+        self.scale = nnx.Param(jnp.full((width,), 1 - (offset or 0), dtype), axes=(None,))
         self.eps, self.offset = eps, offset
 
     def __call__(self, x: Array) -> Array:
-        x32 = x.astype(jnp.float32)
-        x32 = x32 * jax.lax.rsqrt(jnp.mean(jnp.square(x32), axis=-1, keepdims=True) + self.eps)
+        x32 = over_rms(x, self.eps)
         scale = self.scale[...].reshape((1,) * (x.ndim - 1) + (-1,))
-        if self.offset:
-            return (x32 * (1 + scale.astype(jnp.float32))).astype(x.dtype)
+        if self.offset is not None:
+            return (x32 * (self.offset + scale.astype(jnp.float32))).astype(x.dtype)
         return x32.astype(x.dtype) * scale
+
+
+def over_rms(x: Array, eps: float) -> Array:
+    """x / √(mean(x²) + eps) over the last axis, in float32."""
+    x32 = x.astype(jnp.float32)
+    return x32 * jax.lax.rsqrt(jnp.mean(jnp.square(x32), axis=-1, keepdims=True) + eps)
 
 
 class Linear(nnx.Module):
@@ -255,7 +277,7 @@ class Make(NamedTuple):
     """Makes the modules of a part in the decoder's type, with the decoder's norms."""
 
     norm_eps: float
-    norm_offset: bool
+    norm_offset: float | None
     dtype: DTypeLike
     rngs: nnx.Rngs
 

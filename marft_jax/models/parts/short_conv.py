@@ -31,6 +31,7 @@ class ShortConvConfig:
     }
     MODULES: ClassVar[Mapping[str, Names]] = {"filter": Names("conv.conv", "shortconv.conv")}
     recurrent: ClassVar[bool] = True
+    source: ClassVar[None] = None
 
     @property
     def heads(self) -> int:

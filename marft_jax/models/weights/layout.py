@@ -103,6 +103,11 @@ class ExpertRows(NamedTuple):
         for e, own in enumerate(self.each):
             yield from own.split(stored[e : e + 1][0], shapes)
 
+    def join(self, arrays: Sequence[np.ndarray]) -> np.ndarray:
+        """The inverse of ``split``."""
+        n = self.pieces
+        return np.stack([np.concatenate(arrays[i : i + n]) for i in range(0, len(arrays), n)])
+
 
 class MXFP4(NamedTuple):
     """A tensor ``[experts, in, out]`` in MXFP4: blocks of 32 inputs with a power of 2 for each.
@@ -137,9 +142,13 @@ class MXFP4(NamedTuple):
         return values.reshape(*values.shape[:2], -1).swapaxes(1, 2)
 
 
-def layouts(config: DecoderConfig, paths: Iterable[str]) -> dict[str, Layout]:
+def layouts(config: DecoderConfig, paths: Iterable[str]) -> dict[str, Layout | ExpertRows]:
     """Every tensor of a checkpoint, by name."""
-    names, found = paths_by_name(config, paths, "hf"), dict[str, Layout]()
+    names, found = paths_by_name(config, paths, "hf"), dict[str, Layout | ExpertRows]()
+    if config.files == "rows":
+        found |= (whole := expert_rows(config, paths))
+        single = {name for own in whole.values() for name in own.names}
+        names = {name: path for name, path in names.items() if name not in single}
     for i, layer in enumerate(config.layers):
         at = f"model.layers.{i}"
         for whole, parts in _FUSED.get(config.files, {}).items():
@@ -161,11 +170,13 @@ def layouts(config: DecoderConfig, paths: Iterable[str]) -> dict[str, Layout]:
 def expert_rows(config: DecoderConfig, paths: Iterable[str]) -> dict[str, ExpertRows]:
     """Tensors of a checkpoint that has one for all experts of a matrix, by name."""
     by_name, found = paths_by_name(config, paths, "hf"), dict[str, ExpertRows]()
-    for i, layer in enumerate(config.layers if config.files == "plain" else ()):
+    spelling, whole = dict(config.spelling), config.files in ("plain", "rows")
+    for i, layer in enumerate(config.layers if whole else ()):
         for name, matrix in layer.mlp.matrices().items():
             known = layer.mlp.MATRICES[name]
             each = [piece.format(e) for e in range(matrix.experts) for piece in known.pieces]
             if names := [f"model.layers.{i}.{one}.weight" for one in each]:
                 own = ExpertRows(names, [by_name[one] for one in names], len(known.pieces))
-                found[f"model.layers.{i}.{known.parameter}"] = own
+                name = spelling.get(known.parameter, known.parameter)
+                found[f"model.layers.{i}.{name}"] = own
     return found

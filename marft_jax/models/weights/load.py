@@ -29,6 +29,7 @@ from marft_jax.formats.foreign import read_settings
 from marft_jax.models import config_json
 from marft_jax.models.decoder import Base, Decoder, DecoderConfig
 from marft_jax.models.ops import blocks
+from marft_jax.models.ops.attention import causal_attention
 from marft_jax.models.ops.attention_choice import attention_on
 from marft_jax.models.parts.part import Axes
 from marft_jax.models.tokenizers.tokenizer import ByteTokenizer, Tokenizer
@@ -119,10 +120,10 @@ def decoder_on(
             "a model whose layers differ; use --model.layers auto"
         )
     config = dataclasses.replace(config, stacked=stacked)
-    [mixer, *_] = config.attentions
-    heads = mixer.n_heads, mixer.n_kv_heads, mixer.head_dim
+    heads = {(mixer.n_heads, mixer.n_kv_heads, mixer.head_dim) for mixer in config.attentions}
     plain = all(mixer.plain for mixer in config.attentions)
-    attention = attention_on(platform, *heads, model.dtype, plain)
+    forms = {attention_on(platform, *own, model.dtype, plain) for own in heads}
+    [attention] = forms if len(forms) == 1 else [causal_attention]  # takes any heads
     how: dict[str, Any] = dict(attention=attention, remat=model.remat)
     graphdef, abstract = abstract_decoder(config, jnp.dtype(model.dtype), **how)
     if model.quantize != "none":

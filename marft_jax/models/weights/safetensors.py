@@ -13,6 +13,7 @@ from safetensors import safe_open
 from marft_jax.errors import BadInput
 from marft_jax.formats.foreign import read_settings, readable
 from marft_jax.models.decoder import DecoderConfig
+from marft_jax.models.names import unread_names
 from marft_jax.models.weights.layout import MXFP4, ExpertRows, Layout, expert_rows, layouts
 
 LOGGER = logging.getLogger("marft_jax")
@@ -22,7 +23,10 @@ Shapes = Mapping[str, tuple[int, ...]]
 _FLOATS = ("F32", "F16", "BF16")
 # of a model of text and images: the parts for images, those that guess several tokens at once, and
 # what precedes the names of those for text
-_IMAGES = re.compile(r"(model\.)?(vision_tower|audio_tower|multi_modal_projector|visual)\.|mtp\.")
+_IMAGES = re.compile(
+    r"(model\.)?(vision_tower|audio_tower|multi_modal_projector|visual|embed_vision|embed_audio|"
+    r"vision_embedder)\.|mtp\."
+)
 _TEXT = re.compile(
     r"^(language_model\.model|model\.language_model)\.|^language_model\.(?=lm_head\.)"
 )
@@ -75,13 +79,14 @@ def read(
     wanted: dict[str, Layout | ExpertRows] = {**layouts(config, shapes)}
     left_out = 0
     of_experts = expert_rows(config, shapes)
-    with_scales = {f"{name}_scales" for name in wanted}  # MXFP4's are read with their blocks
+    passed = {f"{name}_scales" for name in wanted}  # MXFP4's are read with their blocks
+    passed |= unread_names(config)
     tied = set[int]() if config.tie_embeddings else None
     for file in weight_files(directory):
         with readable(file, "safetensors file"), safe_open(file, framework="numpy") as tensors:
             for name in tensors.keys():
                 ours = _ours(name).removesuffix("_blocks")
-                if name.endswith("rotary_emb.inv_freq") or ours in with_scales:
+                if name.endswith("rotary_emb.inv_freq") or ours in passed:
                     continue  # the former are buffers of old checkpoints
                 if _IMAGES.match(name):
                     left_out += 1

@@ -1,0 +1,160 @@
+"""Gemma 4: layers of two kinds of heads, of which late ones read earlier keys and values."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from marft_jax.errors import BadInput
+from marft_jax.models.checked import positive
+from marft_jax.models.decoder import DecoderConfig
+from marft_jax.models.parts.dense import DenseConfig
+from marft_jax.models.parts.dense_and_experts import DenseAndExpertsConfig
+from marft_jax.models.parts.layer_output import LayerOutputConfig
+
+
+def gemma4(
+    *,
+    d_model: int,
+    layer_input: int,
+    mixers: Sequence[Mapping[str, Any]],
+    double_wide: bool,
+    experts: Mapping[str, Any],
+    build: Callable[..., DecoderConfig],
+    **others: Any,
+) -> DecoderConfig:
+    """Decoder whose layers differ in their heads.
+
+    Args:
+        layer_input: see ``DecoderConfig``.
+        mixers: for each layer, fields of ``AttentionConfig`` that it has of its own.
+        double_wide: layers that read earlier keys and values have an mlp of twice the width.
+        experts: fields of ``DenseAndExpertsConfig``, but those of the dense mlp; empty for none.
+        build: makes the decoder whose layers have the same heads, of ``others``.
+    """
+    config = build(d_model=d_model, layer_input=layer_input, **others)
+    output, layers = LayerOutputConfig(d_model, layer_input), []
+    for layer, own in zip(config.layers, mixers, strict=True):
+        assert isinstance(mlp := layer.mlp, DenseConfig)
+        wide = double_wide and own["source"] is not None
+        sizes: dict[str, Any] = {**vars(mlp), "d_ff": mlp.d_ff * (1 + wide)}
+        mlp = DenseAndExpertsConfig(**sizes, **experts) if experts else DenseConfig(**sizes)
+        mixer: Any = dataclasses.replace(layer.mixer, **own)  # pyright: ignore
+        layers.append(layer._replace(mixer=mixer, mlp=mlp, output=output))
+    return dataclasses.replace(config, layers=tuple(layers))
+
+
+_ROPE = {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6}
+
+
+def _usual(config: Mapping[str, Any]) -> dict[str, Any]:
+    """With the kinds and the heads of layers as transformers 5.24 writes them."""
+    n = config["num_hidden_layers"]
+    kinds = config.get("layer_types")
+    kinds = kinds or ["full_attention" if i % 6 == 5 else "sliding_attention" for i in range(n)]
+    kinds = [*kinds[:-1], "full_attention"]
+    heads = {"head_dim": config["global_head_dim"]}
+    if config["attention_k_eq_v"] and config["num_global_key_value_heads"]:
+        heads["num_key_value_heads"] = config["num_global_key_value_heads"]
+    own = {str(i): heads for i, kind in enumerate(kinds) if kind == "full_attention"}
+    rope = config.get("rope_parameters") or {"full_attention": _ROPE}
+    return {"per_layer_config": own, **config, "layer_types": kinds, "rope_parameters": rope}
+
+
+def _gemma4(config: Mapping[str, Any], source: str) -> dict[str, Any]:
+    """Heads of each layer, whose keys and values it reads, and the width of its own input."""
+    kinds, width = config["layer_types"], config["hidden_size_per_layer_input"] or 0
+    n, shared = len(kinds), config["num_kv_shared_layers"]
+    kept = kinds[: n - shared]
+    if not {*kinds[n - shared :]} <= {*kept}:
+        raise BadInput(
+            f"{source}: expected a layer of each kind before the {shared} of "
+            f"'num_kv_shared_layers', got {', '.join(kept) or 'none'}"
+        )
+    own, all_tokens = config.get("vocab_size_per_layer_input"), config["vocab_size"]
+    if width and own != all_tokens:
+        raise BadInput(
+            f"{source}: expected a vocab_size_per_layer_input of {all_tokens}, as vocab_size, got "
+            f"{own}"
+        )
+    mixers = []
+    for i, kind in enumerate(kinds):
+        own = _heads(config, i, source)
+        own["keys_as_values"] = bool(config["attention_k_eq_v"]) and kind == "full_attention"
+        own["source"] = len(kept) - 1 - kept[::-1].index(kind) if i >= len(kept) else None
+        mixers.append(own)
+    return {
+        "mixers": mixers,
+        "double_wide": bool(config["use_double_wide_mlp"]),
+        "experts": _experts(config, source) if config["enable_moe_block"] else {},
+        "layer_input": width and positive(width, "hidden_size_per_layer_input", 1 << 14, source),
+        "logits_cap": float(config["final_logit_softcapping"] or 0),
+    }
+
+
+def _experts(config: Mapping[str, Any], source: str) -> dict[str, int]:
+    names = {"n_experts": "num_experts", "n_chosen": "top_k_experts"}
+    names["d_expert"] = "moe_intermediate_size"
+    found = {ours: positive(config.get(own), own, 1 << 20, source) for ours, own in names.items()}
+    positive(found["n_chosen"], "top_k_experts", found["n_experts"], source)
+    return found
+
+
+def _heads(config: Mapping[str, Any], layer: int, source: str) -> dict[str, Any]:
+    own = config["per_layer_config"].get(str(layer), {})
+    if unknown := sorted(set(own) - {"head_dim", "num_key_value_heads"}):
+        raise BadInput(
+            f"{source}: per_layer_config with {unknown[0]} is not supported; supported: head_dim, "
+            "num_key_value_heads"
+        )
+    found = {
+        ours: positive(own.get(name, config.get(name)), name, 1 << 14, source)
+        for ours, name in (("head_dim", "head_dim"), ("n_kv_heads", "num_key_value_heads"))
+    }
+    if found["head_dim"] % 2 or config["num_attention_heads"] % found["n_kv_heads"]:
+        raise BadInput(
+            f"{source}: expected even heads, and query heads divisible by the key-value heads, in "
+            f"layer {layer}, got {found['head_dim']} channels, {config['num_attention_heads']} and "
+            f"{found['n_kv_heads']} heads"
+        )
+    return found
+
+
+GEMMA4: dict[str, Any] = dict(
+    defaults={
+        "num_global_key_value_heads": None,
+        "head_dim": 256,
+        "global_head_dim": 512,
+        "hidden_activation": "gelu_pytorch_tanh",
+        "query_pre_attn_scalar": 1,
+        "sliding_window": 512,
+        "rope_local_base_freq": 1e4,
+        "final_logit_softcapping": None,
+        "hidden_size_per_layer_input": 0,
+        "attention_k_eq_v": False,
+        "num_kv_shared_layers": 0,
+        "use_double_wide_mlp": False,
+        "enable_moe_block": False,
+        "tie_word_embeddings": True,
+    },
+    slides=lambda config, layer: True,  # as 'layer_types' says
+    usual=_usual,
+    more=_gemma4,
+    traits={
+        "activation": "gelu_pytorch_tanh",
+        "post_norms": True,
+        "norm_offset": 0.0,
+        "scale_embeddings": True,
+        "qk_norm": True,
+        "v_norm": True,
+        "files": "rows",
+        "spelling": (
+            ("mlp.experts.base_layer", "experts.base_layer"),
+            ("mlp.experts", "experts"),
+            ("mlp.experts.gate_up_proj", "experts.gate_up_proj"),
+            ("mlp.experts.down_proj", "experts.down_proj"),
+        ),
+    },
+)
+"""Fields of the ``Family`` of Gemma 4, but for ``build``."""
