@@ -21,7 +21,7 @@ from marft_jax.envs.base import Task, make
 from marft_jax.envs.check import AGENTS, check
 from marft_jax.envs.datasets.load import Rows, sift
 from marft_jax.errors import BadInput, one_line
-from marft_jax.models.weights.load import load_tokenizer
+from marft_jax.models.weights.sources import load_tokenizer
 
 _SHOWN, _FAULTS, _LONGEST = 3, 5, 2000
 _QUANTILES = {"shortest": 0, "median": 50, "95 %": 95, "longest": 100}

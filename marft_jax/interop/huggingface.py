@@ -28,7 +28,8 @@ from marft_jax.models.parts.dense import DenseConfig
 from marft_jax.models.rope import NO_ROTATION
 from marft_jax.models.tokenizers.tokenizer import Tokenizer, read_json
 from marft_jax.models.weights.layout import layouts
-from marft_jax.models.weights.load import BaseModel, directory_of, reader, shapes_of
+from marft_jax.models.weights.load import BaseModel, reader, shapes_of
+from marft_jax.models.weights.sources import directory_of
 
 SHARD_BYTES = 4 << 30
 _TOKENIZER_FILES = (

@@ -512,6 +512,7 @@ def operands(seed: int = 0, dtype=jnp.float32):
     at_BT = jnp.asarray([[0], [15], [16]])  # the last lies past the end
     where = (jnp.arange(3), slice(None), slice(None), 5)
     sizes = jnp.asarray([33, 0, 7])  # rows of each expert
+    stack = experts.Stack(some(1, 3, 4, 6), jnp.int32(0))
     return {
         reductions._sum: ((some(0, 5, 384),), {}),
         products._by_transpose: ((some(0, 5, 24), some(1, 40, 24)), {}),
@@ -523,7 +524,7 @@ def operands(seed: int = 0, dtype=jnp.float32):
         kv._by_head: ((*cache, *new, at_BT), {}),
         kv._put: ((cache[0].astype(jnp.bfloat16), some(2, 3, 2, 8).astype(jnp.bfloat16)),
                             {"where": where}),
-        experts._each_expert: ((some(0, 40, 6), some(1, 3, 4, 6), sizes), {"over": 2}),
+        experts._each_expert: ((some(0, 40, 6), stack, sizes), {"over": 2}),
         experts._outer_of_each_expert: ((some(0, 40, 4), some(1, 40, 6), sizes), {}),
     }  # fmt: skip
 

@@ -30,7 +30,7 @@ from marft_jax.models.decoder import DecoderConfig
 from marft_jax.models.names import paths_by_name
 from marft_jax.models.ops import experts
 from marft_jax.models.ops.platforms import FORMS
-from marft_jax.models.weights import load, safetensors
+from marft_jax.models.weights import load, safetensors, sources
 from marft_jax.models.weights.layout import layouts
 from marft_jax.sampling.protocol import Request
 from marft_jax.types import MAIN, Sampling
@@ -282,7 +282,7 @@ def test_a_file_gives_the_stacks_and_an_export_its_tensors(tmp_path):
     np.testing.assert_array_equal(kernel[1, 5], up.T)
     huggingface.write_model(tmp_path / "out", published(tmp_path), {}, 1.0, {})
     chex.assert_trees_all_equal(load_file(tmp_path / "out" / "model.safetensors"), found)
-    assert load.decoder_config(str(tmp_path / "out")) == MIXED
+    assert sources.decoder_config(str(tmp_path / "out")) == MIXED
 
 
 def test_mxfp4_is_read_as_the_values_that_it_stands_for(tmp_path):

@@ -28,7 +28,7 @@ from marft_jax.formats import foreign
 from marft_jax.interop import peft
 from marft_jax.models import config_json
 from marft_jax.models.tokenizers import tokenizer
-from marft_jax.models.weights import gguf, load, safetensors
+from marft_jax.models.weights import gguf, load, safetensors, sources
 from marft_jax.run import manifest
 from marft_jax.team.team_files import load_team
 
@@ -80,7 +80,7 @@ def test_settings_of_any_reader_that_are_no_settings(text, tmp_path):
                  "model.safetensors.index.json"):  # fmt: skip
         (tmp_path / name).write_bytes(data)
     (tmp_path / "tokenizer.json").write_text("{}")
-    refused(load.decoder_config, str(tmp_path))
+    refused(sources.decoder_config, str(tmp_path))
     refused(peft.read, tmp_path)
     refused(tokenizer.from_directory, tmp_path)
     refused(safetensors.weight_files, tmp_path)

@@ -27,7 +27,7 @@ from marft_jax.extras.planning.topology import Topology, find_topology
 from marft_jax.extras.planning.work import on_base, step_work
 from marft_jax.learning.algorithms import find_algorithm
 from marft_jax.models.tokenizers.tokenizer import ByteTokenizer
-from marft_jax.models.weights.load import decoder_config
+from marft_jax.models.weights.sources import decoder_config
 from marft_jax.team.assemble import make_team, workflow_of
 from marft_jax.team.bases import models_of
 from marft_jax.team.team_files import load_team

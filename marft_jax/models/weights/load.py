@@ -8,12 +8,9 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import hashlib
 import math
-import re
 import types
 from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -24,26 +21,18 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from marft_jax.config import Model as ModelSettings
-from marft_jax.errors import BadInput, reason
-from marft_jax.formats.foreign import read_settings
-from marft_jax.models import config_json
+from marft_jax.errors import BadInput
 from marft_jax.models.decoder import Base, Decoder, DecoderConfig
 from marft_jax.models.ops import blocks
 from marft_jax.models.ops.attention import causal_attention
 from marft_jax.models.ops.attention_choice import attention_on
 from marft_jax.models.parts.part import Axes
-from marft_jax.models.tokenizers.tokenizer import ByteTokenizer, Tokenizer
+from marft_jax.models.tokenizers.tokenizer import Tokenizer
+from marft_jax.models.weights.sources import Shapes, Tensors, open_source
 from marft_jax.parallel import mesh as mesh_lib
 
-Tensors = Iterable[tuple[str, np.ndarray]]
-Shapes = dict[str, tuple[int, ...]]
 Place = Callable[[Axes, np.ndarray], jax.Array]
 Report = Callable[[int, int], None]
-
-_PAGE, _PAGES = 64 * 1024, 64
-_WANTED = ["*.json", "*.safetensors", "*.model", "*.jinja"]
-_UNWANTED = ["original/*", "consolidated*", "onnx/*", "*/*"]
-_HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
 
 class BaseModel(NamedTuple):
@@ -61,15 +50,6 @@ class BaseModel(NamedTuple):
     tokenizer: Tokenizer
     source: str
     digest: str
-
-
-class _Source(NamedTuple):
-    """A model of which nothing has been read yet."""
-
-    config: Callable[[], DecoderConfig]
-    tensors: Callable[[DecoderConfig, Shapes, str], Tensors]
-    tokenizer: Callable[[], Tokenizer]
-    digest: Callable[[], str]
 
 
 def load_base(
@@ -90,7 +70,7 @@ def load_base(
     Raises:
         BadInput: nothing there, an unsupported model, or files that are not intact.
     """
-    source = _open(model.base)
+    source = open_source(model.base)
     given, tokenizer = source.config(), source.tokenizer()
     check(given)
     tokenizer.think(model.thinking)
@@ -141,32 +121,6 @@ def _packed_shape(kind: str, keys: tuple[Any, ...], leaf: Any) -> Any:
             f"{blocks.BLOCK} long, got {width} ({keys[-2]}); int8 takes any"
         )
     return leaf.replace(jax.eval_shape(functools.partial(blocks.pack, kind=kind), leaf.get_value()))
-
-
-def load_tokenizer(source: str) -> Tokenizer:
-    """Tokenizer of the model that ``--model.base`` names; of a directory or a hub id, it needs no
-    weights.
-
-    Raises:
-        BadInput: nothing there, or a tokenizer that cannot be used.
-    """
-    return _open(source, ["*.json", "*.model", "*.jinja"]).tokenizer()
-
-
-def decoder_config(source: str) -> DecoderConfig:
-    """Shape of the model that ``--model.base`` names; of a directory or a hub id, it needs
-    config.json alone.
-
-    Raises:
-        BadInput: nothing there, or an unsupported model.
-    """
-    return _open(source, ["config.json"]).config()
-
-
-def directory_of(source: str) -> Path | None:
-    """Directory with a base's config.json and tokenizer; None for ``tiny`` and GGUF files."""
-    path = _locate(source)
-    return path if path and path.is_dir() else None
 
 
 def abstract_decoder(config: DecoderConfig, dtype: Any, **how: Any) -> tuple[Any, Base]:
@@ -349,91 +303,6 @@ def _join(keys: Iterable[Any]) -> str:
     return "/".join(str(key) for key in keys)
 
 
-def _locate(base: str, wanted: Sequence[str] = _WANTED) -> Path | None:
-    """A directory (of a hub id: of the wanted files) or a GGUF file; None for the built-in model.
-
-    Raises:
-        BadInput: it is none of these, or the hub does not give it.
-    """
-    path = Path(base).expanduser()
-    if base == "tiny":
-        return None
-    if path.is_dir() or (path.suffix == ".gguf" and path.is_file()):
-        return path
-    if path.suffix == ".gguf":
-        raise BadInput(f"--model.base: no such file: {base} (see scripts/fetch_model.py)")
-    if path.exists() or not _HUB_ID.fullmatch(base):
-        raise BadInput(
-            "--model.base: expected tiny, a directory with config.json, a .gguf file or a hub id, "
-            f"got {base!r}{'' if path.exists() else ', which does not exist'}"
-        )
-    return _download(base, wanted)
-
-
-def _open(base: str, wanted: Sequence[str] = _WANTED) -> _Source:
-    path = _locate(base, wanted)
-    if path is None:
-        return _open_tiny()
-    return _open_directory(path) if path.is_dir() else _open_gguf(path)
-
-
-def _open_tiny() -> _Source:
-    from marft_jax.models.weights import tiny
-
-    def tensors(config: DecoderConfig, shapes: Shapes, quantize: str) -> Tensors:
-        """The file has ``[in, out]``, and paths without the parts of a layer."""
-        paths = {re.sub("/(mixer|mlp)/", "/", path): path for path in shapes}
-        return ((paths[p], x.T if p.endswith("/kernel") else x) for p, x in tiny.tensors())
-
-    return _Source(lambda: tiny.CONFIG, tensors, ByteTokenizer, tiny.digest)
-
-
-def _open_directory(directory: Path) -> _Source:
-    from marft_jax.models.tokenizers import tokenizer
-    from marft_jax.models.weights import safetensors
-
-    file = directory / "config.json"
-
-    def config() -> DecoderConfig:
-        if not file.is_file():
-            raise BadInput(f"{directory}: expected a config.json in the model directory")
-        return config_json.read_config(read_settings(file), str(file))
-
-    return _Source(
-        config,
-        lambda config, shapes, _: safetensors.read(directory, config, shapes),
-        lambda: tokenizer.from_directory(directory),
-        lambda: _digest([file, *safetensors.weight_files(directory)]),
-    )
-
-
-def _open_gguf(path: Path) -> _Source:
-    from marft_jax.models.tokenizers import tokenizer
-    from marft_jax.models.weights import gguf
-
-    file = gguf.open_gguf(path)
-    return _Source(
-        lambda: gguf.read_config(file),
-        lambda config, shapes, quantize: gguf.read(file, config, shapes, quantize),
-        lambda: tokenizer.from_gguf(file.metadata, str(path)),
-        lambda: _digest([path], file.header_bytes),
-    )
-
-
-def _download(hub_id: str, wanted: Sequence[str]) -> Path:
-    """Downloads a model's files, unless the cache has them."""
-    from huggingface_hub import snapshot_download
-
-    try:
-        found = snapshot_download(hub_id, allow_patterns=list(wanted), ignore_patterns=_UNWANTED)
-        return Path(found)
-    except Exception as error:  # network and hub errors of several libraries
-        raise BadInput(
-            f"--model.base: {hub_id!r} is no file or directory here, and the hub did not give it: "
-            f"{reason(error)}"
-        ) from error
-
-
 def _check_prompts(tokenizer: Tokenizer, rows: int, source: str) -> None:
     """A prompt must not hold ids that the embedding lacks: JAX would clamp them in silence."""
     ids = tokenizer.chat([{"role": "system", "content": "a"}, {"role": "user", "content": "b"}])
@@ -443,20 +312,3 @@ def _check_prompts(tokenizer: Tokenizer, rows: int, source: str) -> None:
             f"{source}: the tokenizer writes token {worst}, the model's embedding has {rows} rows; "
             "use the tokenizer that belongs to these weights"
         )
-
-
-def _digest(files: list[Path], header_bytes: int = 1 << 16) -> str:
-    """SHA-256 over each file's size, its header and ``_PAGES`` evenly spaced pages.
-
-    Costs the same for every size of model; names and places of the files do not count.
-    """
-    sha = hashlib.sha256()
-    for file in files:
-        size = file.stat().st_size
-        sha.update(size.to_bytes(8, "little"))
-        with file.open("rb") as stream:
-            starts = ((size - _PAGE) * i // (_PAGES - 1) for i in range(_PAGES))
-            for start, length in ((0, header_bytes), *((max(start, 0), _PAGE) for start in starts)):
-                stream.seek(start)
-                sha.update(stream.read(length))
-    return sha.hexdigest()
