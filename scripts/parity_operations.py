@@ -13,6 +13,7 @@ from marft_jax import config as config_lib
 from marft_jax.models.ops import blocks, platforms
 from marft_jax.models.ops.attention import KV, causal_attention
 from marft_jax.models.ops.attention_choice import attention_on
+from marft_jax.models.ops.experts import Stack
 from marft_jax.models.ops.products import product
 from marft_jax.parallel import mesh as mesh_lib
 
@@ -65,7 +66,7 @@ def operands() -> dict[str, tuple[tuple[Any, ...], dict[str, Any]]]:
         "_by_head": ((*cache, *new, np.asarray([[0], [15], [16]])), {}),  # one past the end
         "_put": ((cache[0].astype(jnp.bfloat16), some(3, 2, 8, dtype=jnp.bfloat16)),
                  {"where": where}),
-        "_each_expert": ((some(40, 64), some(3, 24, 64), sizes), {"over": 2}),
+        "_each_expert": ((some(40, 64), Stack(some(3, 24, 64), np.int32(0)), sizes), {"over": 2}),
         "_outer_of_each_expert": ((some(40, 24), some(40, 64), sizes), {}),
     }  # fmt: skip
 
