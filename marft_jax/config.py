@@ -345,8 +345,8 @@ class Mesh(Section):
     """Devices that play while the others learn: their number, or the axes data, fsdp and tensor;
     none: all devices do both."""
     bases: tuple[Count, ...] = ()
-    """Places along data of each process that play each base of the team, in the order in which its
-    agents name bases; none: all places play all bases."""
+    """Gives each base of the team devices of its own for playing: the number of places along data,
+    in each process, for each base in the order of the agents; none: all places play all bases."""
     coordinator: str | None = None
     """Address of the first of several processes as HOST:PORT, or auto (TPU pods, SLURM, MPI,
     Kubernetes); none: a single process."""

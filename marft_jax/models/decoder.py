@@ -189,8 +189,8 @@ class DecoderConfig:
 
     @functools.cached_property
     def period(self) -> int:
-        """Smallest number of layers whose matrices repeat in all following layers, a divisor of
-        ``n_layers``: 1 where all layers are equal, ``n_layers`` where nothing repeats."""
+        """Smallest divisor p of ``n_layers`` such that layer i + p has the matrices of layer i:
+        1 where all layers are equal, ``n_layers`` where nothing repeats."""
         layers, n = [layer.matrices() for layer in self.layers], self.n_layers
         return next(p for p in range(1, n + 1) if n % p == 0 and layers[p:] == layers[: n - p])
 

@@ -1,4 +1,4 @@
-"""Gemma 4: layers of two kinds of heads, of which late ones read earlier keys and values."""
+"""Gemma 4: layers with two sizes of heads; late layers read keys and values of earlier layers."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ _ROPE = {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta
 
 
 def _usual(config: Mapping[str, Any]) -> dict[str, Any]:
-    """With the kinds and the heads of layers as transformers 5.24 writes them."""
+    """Adds the types and the heads of layers, in the spelling of transformers 5.24."""
     n = config["num_hidden_layers"]
     kinds = config.get("layer_types")
     kinds = kinds or ["full_attention" if i % 6 == 5 else "sliding_attention" for i in range(n)]
@@ -63,7 +63,8 @@ def _usual(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _gemma4(config: Mapping[str, Any], source: str) -> dict[str, Any]:
-    """Heads of each layer, whose keys and values it reads, and the width of its own input."""
+    """Reads the heads of each layer, the layer whose keys and values it shares, and the width of
+    the inputs to layers."""
     kinds, width = config["layer_types"], config["hidden_size_per_layer_input"] or 0
     n, shared = len(kinds), config["num_kv_shared_layers"]
     kept = kinds[: n - shared]
@@ -114,9 +115,9 @@ def _heads(config: Mapping[str, Any], layer: int, source: str) -> dict[str, Any]
     }
     if found["head_dim"] % 2 or config["num_attention_heads"] % found["n_kv_heads"]:
         raise BadInput(
-            f"{source}: expected even heads, and query heads divisible by the key-value heads, in "
-            f"layer {layer}, got {found['head_dim']} channels, {config['num_attention_heads']} and "
-            f"{found['n_kv_heads']} heads"
+            f"{source}: layer {layer}: expected an even head_dim, and num_attention_heads "
+            f"divisible by num_key_value_heads, got {found['head_dim']}, "
+            f"{config['num_attention_heads']} and {found['n_kv_heads']}"
         )
     return found
 

@@ -147,7 +147,8 @@ def rope_settings(config: Mapping[str, Any], source: str) -> RopeSettings:
             f"{source}: expected a partial_rotary_factor above 0 and up to 1, got {share:g}"
         )
     theta, scaling = float(rope.get("rope_theta", 1e4)), _rope_scaling(rope, config, source)
-    share = 1.0 if scaling and scaling.kind == "proportional" else share  # it has its own
+    if scaling and scaling.kind == "proportional":
+        share = 1.0  # the scaling has a share of its own
     return RopeSettings(theta, scaling, local, share)
 
 

@@ -154,8 +154,9 @@ def parts(mesh: Mesh, sizes: Sequence[int], bases: int) -> list[Mesh]:
     """
     if sizes and (len(sizes) != bases or sum(sizes) != len(mesh.devices)):
         raise BadInput(
-            f"--mesh.bases: expected a number of places for each of {bases} bases, "
-            f"{len(mesh.devices)} in all (data, of a process), got {' '.join(map(str, sizes))}"
+            f"--mesh.bases: expected {bases} numbers, one for each base, whose sum is "
+            f"{len(mesh.devices)} (the places of a process along data), got "
+            f"{' '.join(map(str, sizes))}; change it or --mesh.data"
         )
     ends = np.cumsum(sizes)[:-1]
     return [Mesh(own, AXES) for own in np.split(mesh.devices, ends)] if sizes else [mesh] * bases

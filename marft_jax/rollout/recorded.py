@@ -312,8 +312,8 @@ def _recorded_ids(turn: RecordedTurn, tokenizer: Tokenizer, limit: int, what: st
         return ids[:limit]
     if len(ids) >= limit:
         raise BadInput(
-            f"{what}: {len(ids) + 1} tokens with its end, expected at most the {limit} that "
-            f"{turn.agent} may write there; raise max_new_tokens or --model.context"
+            f"{what}: expected at most the {limit} tokens that {turn.agent} may write there, got "
+            f"{len(ids) + 1} with the end of the turn; raise max_new_tokens or --model.context"
         )
     return [*ids, tokenizer.end_id]
 

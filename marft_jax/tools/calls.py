@@ -139,12 +139,12 @@ def form_of_call(tool: Mapping[str, Any], tokenizer: CallWriter) -> tuple[str, A
     form, around = find_form(tokenizer), _EXAMPLE_TEXT.split(texts[1])
     if form is None or form(texts[0], ()) != ("", [ToolCall(name, json.dumps(_EXAMPLE))]):
         raise BadInput(
-            f"tools: expected a name that this model can write in a call, got {name!r:.60}"
+            f"tools: expected a name that a call of this model holds, got {name!r:.60}; rename it"
         )
     if len(around) != 2:
         raise BadInput(
-            "tool_choice: expected a model that writes arguments as an object, got one that writes "
-            "them as a text; use auto"
+            "tool_choice: expected a chat template that writes arguments as a JSON object, got one "
+            "that writes a text; use auto"
         )
     closed = {"type": "object", "additionalProperties": False} if "properties" in own else {}
     return around[0], {**closed, **own}, around[1]

@@ -249,7 +249,7 @@ def test_what_is_not_there_is_one_clear_line(tmp_path):
         ("missing/model.gguf", "no such file.*fetch_model.py"),
         (str(tmp_path / "nothing"), "expected tiny, a directory.*does not exist"),
         (str(tmp_path / "notes.txt"), "expected tiny, a directory"),
-        ("nobody/no-such-model-here", "is no file or directory here, and the hub did not give it"),
+        ("nobody/no-such-model-here", "is no file or directory here, and its download failed"),
     ):
         with pytest.raises(BadInput, match=message) as caught:
             load.load_base(Model(base=name), place)

@@ -111,7 +111,7 @@ def test_what_the_workflow_cannot_replay_is_told_with_its_line(tmp_path):
         "turn 1: expected planner, whose turn it is, got solver": line(answer, plan, task=1),
         "it has no turn 2": line(plan, task=1),
         "ends after turn 2 of 3": line(plan, answer, answer, task=1),
-        "turn 2: 31 tokens with its end, expected at most the 24": line(
+        "turn 2: expected at most the 24 tokens that solver may write there, got 31": line(
             plan, ("solver", "9" * 30), task=1
         ),
         "task 1 of this environment is": line(plan, answer, index=1, task="2+2=?"),

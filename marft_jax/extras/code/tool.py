@@ -30,7 +30,7 @@ for _before in {before!r}:
         exec(_before)
 exec({code!r})
 """
-"""A program after those of earlier calls; what an error left undone stays undone."""
+"""Runs the programs of earlier calls again, each up to its error if it has one, then a new one."""
 _UNBOUNDED = 1e9  # seconds; the sandbox ends programs, and a call may wait for a worker
 
 

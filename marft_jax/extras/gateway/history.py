@@ -50,8 +50,10 @@ def check_tools(tokenizer: Tokenizer, call: Call) -> None:
 
 
 def form_of(team: Team, agent: int, call: Call) -> str:
-    """Form of an answer: a call of a tool where that is required; else a call of a tool or what
-    follows the schema of ``response_format``, or the agent's own schema, if there is one.
+    """Returns the form of the answer (``Request.form``).
+
+    If a call is required, it is a call of a tool. Otherwise the schema is that of the call, or the
+    agent's own: with tools it is a call or JSON of the schema, without tools the schema alone.
 
     Raises:
         ApiError: a tool's name or the schema of its arguments cannot be a constraint.

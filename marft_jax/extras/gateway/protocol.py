@@ -93,7 +93,7 @@ class Call(NamedTuple):
         tools: definitions of those that it may call.
         form: JSON schema that the answer follows, unless it is a call of a tool, as text; "" for
             any answer.
-        required: names of the tools of which it must call one; empty where it may also answer.
+        required: names of tools, of which it must call one; empty: it may answer without a call.
     """
 
     model: str

@@ -1,15 +1,15 @@
 """Products of rows that are sorted by expert: each row meets the matrix of its own expert.
 
-The reference multiplies all rows with every expert and keeps what belongs together. A CPU goes over
-blocks of rows and reads an expert only where a block needs it: the experts that a step of decoding
-chose, each as it lies. A TPU has a ragged product, whose kernel goes over the tiles that have rows;
-it goes over blocks like a CPU where experts are packed and for gradients, for which the kernel
-would need a transposed copy. XLA computes a ragged product as the reference does on CPUs and GPUs:
-60 to 100 times the work with 64 experts of which 8 are chosen. A GPU multiplies all blocks at once,
-with a copy of each block's expert, where there are many rows.
+The reference multiplies every row with every expert and keeps each row's own product. A CPU goes
+over blocks of rows and reads an expert only where a block needs it: the experts that a step of
+decoding chose. On TPUs the kernel of the ragged product visits only the tiles that have rows.
+Packed experts and gradients take blocks there too, because the kernel would need a transposed copy
+for gradients. On CPUs and GPUs XLA computes a ragged product as the reference does: 60 to 100 times
+the work with 64 experts of which 8 are chosen. For many rows a GPU multiplies all blocks at once,
+with a copy of each block's expert.
 
-A scan over layers leaves matrices of experts where they are, in one stack for all layers: neither
-a ragged product nor a loop could take a slice of the stack without a copy of it.
+A scan over layers leaves matrices of experts in one stack for all layers, because a ragged product
+or a loop that takes a slice of the stack copies it.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Routes(NamedTuple):
     sizes_E: Array
 
     def known(self, x: Array) -> Array:
-        """Sorted copies, 0 where the expert is not among ``sizes_E``; so are their gradients."""
+        """Zeroes the copies of experts that are not in ``sizes_E``, and their gradients."""
         return jnp.where((jnp.arange(len(x)) < self.sizes_E.sum())[:, None], x, 0)
 
 
@@ -56,7 +56,7 @@ def sort_by_expert(experts_TK: Array, first: int | Array, experts: int) -> Route
     """Sorts tokens by their chosen experts; within an expert they keep their order.
 
     Args:
-        first, experts: number of the first expert that is here, and how many are.
+        first, experts: first expert of this device, and the number of its experts.
     """
     chosen_M = experts_TK.ravel() - first
     chosen_M = jnp.where((chosen_M >= 0) & (chosen_M < experts), chosen_M, experts)
@@ -132,7 +132,7 @@ def grouped(
         matrices: one per expert, ``[E, in, out]``, or ``[E, out, in]`` where ``over`` is 2; packed
             matrices, and those within a larger stack, have no gradient.
         sizes_E: rows of each expert.
-        over: axis of ``matrices`` that meets the rows, from the first of their last three.
+        over: contracted axis of ``matrices``, counted within the last three: 1 or 2.
         first: as of ``Stack``.
     """
     return _grouped(x, Stack(matrices, first), sizes_E, over)

@@ -51,11 +51,11 @@ def split(q_BHTC: Array, kv: KV) -> tuple[Array, Array, Array, Callable[[Kernel]
 def by_expert(
     run: Callable[..., Array], experts: int, tokens: Any, *parts: tuple[Any, int | None]
 ) -> Array:
-    """Runs rows through experts: every device its own rows through its own experts.
+    """Runs rows through experts: each device applies its experts to the rows of its ``data`` place.
 
-    Experts are split over ``fsdp`` and ``tensor``, rows over ``data``, so all places that have
-    some of the experts compute the same rows, and their results are summed. Where the mesh of the
-    context does not divide experts or rows, these are not split.
+    Experts are split over ``fsdp`` and ``tensor``, rows over ``data``. Devices of one ``data``
+    place have the same rows and different experts, and their results are summed. Experts, or rows,
+    are not split if the mesh of the context does not divide their number.
 
     Args:
         run: ``run(first, tokens, *arrays)``, where ``first`` is the number of the first expert of

@@ -186,7 +186,7 @@ class Attention(nnx.Module):
         return KV(keep(k), keep(v))
 
     def _heads(self, x_BTX: Array, heads: int, norm: RMSNorm | None = None) -> Array:
-        """``[B, heads, T, C]``, where all heads are normalised together if at all."""
+        """Splits into heads, ``[B, heads, T, C]``; ``wide_norm`` normalises all first."""
         b, t, _ = x_BTX.shape
         x_BTX = norm(x_BTX) if norm is not None and self.config.wide_norm else x_BTX
         return x_BTX.reshape(b, t, heads, -1).transpose(0, 2, 1, 3)

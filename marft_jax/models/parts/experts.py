@@ -216,7 +216,7 @@ class Experts(nnx.Module):
         first: int | Array,
         tokens: _Tokens,
     ) -> Array:
-        """Their part of the sum: of the experts from ``first``, whose matrices these are."""
+        """Sums the outputs of a device's experts, of which ``first`` is the number of the first."""
         (gate_up, down), c = matrices, self.config
         flat: Any = jax.tree.map(lambda x: x.reshape(-1, x.shape[-1]), tokens)
         routes = sort_by_expert(flat.experts, first, gate_up.kernel.shape[-3])

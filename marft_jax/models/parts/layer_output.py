@@ -20,7 +20,7 @@ class LayerOutputConfig:
     """Sizes of a layer's output.
 
     Attributes:
-        d_input: channels of each token's input to the layer; 0 for none, but a scale.
+        d_input: channels of each token's input to the layer; 0: the output is only scaled.
     """
 
     d_model: int

@@ -33,7 +33,7 @@ class Names(NamedTuple):
         hf: as peft names its adapter, too.
         pieces: of a matrix of experts, the modules of one expert in Hugging Face checkpoints, with
             ``{}`` for its number; their rows follow each other in our matrix.
-        stacks: the same in GGUF files, where a tensor has a piece of all experts.
+        stacks: names of tensors in GGUF files, each with one piece of all experts.
         parameter: of a matrix of experts, the parameter of transformers' module that holds all of
             them (peft: ``target_parameters``).
     """
@@ -105,8 +105,8 @@ class Part(Protocol):
 class Mlp(Part, Protocol):
     """Computes each position by itself: the module is ``mlp(x_BTD, layer, adapters) -> y_BTD``.
 
-    Parameters with the axis ``expert`` have all layers of this place in the period in front where
-    ``layer`` has a number.
+    Where layers are scanned (``layer`` has a number), parameters with the axis ``expert`` have one
+    more leading axis: all layers at this position of the period.
 
     Attributes:
         normalises: the part has norms of its own for its input, which is the residual stream.
@@ -151,9 +151,9 @@ class Mixer(Part, Protocol):
     """Mixes the positions of a sequence.
 
     The module is ``mixer(x_BTD, layer, ropes, adapters, cache, reading) -> (y_BTD, kept)``, with a
-    ``Reading``. The ``cache`` is what ``init_cache`` made, with all layers of this place in the
-    period in front where ``layer`` has a number; None in a pass over whole rows. ``kept`` replaces
-    it.
+    ``Reading``. The ``cache`` is what ``init_cache`` made; None in a pass over whole rows. Where
+    layers are scanned (``layer`` has a number), it has one more leading axis: all layers at this
+    position of the period. ``kept`` replaces it.
 
     Attributes:
         recurrent: a token reads a state, which belongs to one position. Such layers cannot start

@@ -329,8 +329,8 @@ def _q4_0(tensor: ReaderTensor) -> Any:
 
 
 def _unpack(file: GGUF, name: str, at: int | None = None) -> np.ndarray:
-    """A tensor's values, or those of its element ``at``, in chunks on all cores; NumPy lets go of
-    the interpreter meanwhile."""
+    """A tensor's values, or those of its element ``at``, in chunks on all cores; NumPy releases
+    the interpreter's lock."""
     tensor = file.tensors[name]
     kind, shape, data = tensor.tensor_type, _shape(tensor), tensor.data
     if at is not None:

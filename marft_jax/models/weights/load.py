@@ -242,7 +242,7 @@ _pack = jax.jit(blocks.pack, static_argnums=1)
 
 
 def _empty_stack(abstract: Any, tensor: Any) -> Any:
-    """Allocates a stack of tensors on the mesh where this one is."""
+    """Allocates a stack of tensors on the mesh of this tensor."""
 
     def allocate(x: Any, one: jax.Array) -> jax.Array:
         where = one.sharding
@@ -270,8 +270,8 @@ def _put(stack: Any, tensor: Any, index: tuple[int | None, ...]) -> Any:
 def _put_at(
     all: jax.Array, one: jax.Array, start: Any, axes: Sequence[int], where: NamedSharding | None
 ) -> jax.Array:
-    """Each device writes what lies in its part of the stack. Of a stack that is split along
-    ``axes`` the compiler would write all of it again for each tensor."""
+    """Writes a tensor into the part of the stack that each device holds. Where the stack is split
+    along ``axes``, an update by the compiler would write the whole stack again."""
     one = jnp.expand_dims(one, axes)
     split = (*where.spec, *[None] * all.ndim)[: all.ndim] if where else ()
     over = [i for i in axes if split and split[i]]

@@ -35,21 +35,21 @@ class Source(NamedTuple):
 
 
 def load_tokenizer(source: str) -> Tokenizer:
-    """Tokenizer of the model that ``--model.base`` names; of a directory or a hub id, it needs no
-    weights.
+    """Loads the tokenizer of the model that ``--model.base`` names. For a directory or a hub id,
+    the weights are not needed.
 
     Raises:
-        BadInput: nothing there, or a tokenizer that cannot be used.
+        BadInput: there is no such model, or its tokenizer cannot be used.
     """
     return open_source(source, ["*.json", "*.model", "*.jinja"]).tokenizer()
 
 
 def decoder_config(source: str) -> DecoderConfig:
-    """Shape of the model that ``--model.base`` names; of a directory or a hub id, it needs
-    config.json alone.
+    """Reads the shape of the model that ``--model.base`` names. For a directory or a hub id, only
+    config.json is needed.
 
     Raises:
-        BadInput: nothing there, or an unsupported model.
+        BadInput: there is no such model, or it is not supported.
     """
     return open_source(source, ["config.json"]).config()
 
@@ -85,7 +85,7 @@ def open_source(base: str, wanted: Sequence[str] = _WANTED) -> Source:
     """Opens the model that ``--model.base`` names.
 
     Raises:
-        BadInput: nothing there, or the hub does not give it.
+        BadInput: there is no such model, or the download failed.
     """
     path = _locate(base, wanted)
     if path is None:
@@ -145,7 +145,7 @@ def _download(hub_id: str, wanted: Sequence[str]) -> Path:
         return Path(found)
     except Exception as error:  # network and hub errors of several libraries
         raise BadInput(
-            f"--model.base: {hub_id!r} is no file or directory here, and the hub did not give it: "
+            f"--model.base: {hub_id!r} is no file or directory here, and its download failed: "
             f"{reason(error)}"
         ) from error
 
