@@ -95,7 +95,7 @@ def test_bases_that_play_apart_take_their_weights_from_the_mesh_without_a_copy()
         for there, here in zip(jax.tree.leaves(params), jax.tree.leaves(own), strict=True):
             np.testing.assert_array_equal(there, here)
             assert here.sharding.device_set == {*part.devices.flat}
-    with pytest.raises(BadInput, match="--mesh.bases: .* for each of 2 bases, 4 in all .* got 2 1"):
+    with pytest.raises(BadInput, match="--mesh.bases: expected 2 numbers, .* is 4 .* got 2 1"):
         mesh.parts(whole, (2, 1), 2)
 
 
