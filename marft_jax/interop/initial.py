@@ -8,7 +8,7 @@ first.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import jax
@@ -53,20 +53,25 @@ def initial_adapters(
             folder = Path(settings.init).expanduser() / name
         else:
             continue
+        layers_with = models[base].layers_with if base in models else peft.every_layer
         if saved is None or profile.init is not None:
             adapter = _read(folder, name)
-            layers_with = models[base].layers_with if base in models else peft.every_layer
         elif name in saved:
-            adapter, layers_with = saved[name], _in_order
+            adapter = _by_layer(saved[name], layers_with)
         else:
             raise BadInput(f"{folder}: expected this adapter, found {', '.join(saved)}")
         _copy(adapter, loaded[base], n, scale, folder, layers_with)
     return jax.tree.map(lambda new, old: jax.device_put(new, old.sharding), loaded, dict(fresh))
 
 
-def _in_order(target: str) -> Iterable[int]:
-    """Layers of a saved adapter: their places among those that have the matrix."""
-    return itertools.count()
+def _by_layer(saved: peft.Adapter, layers_with: peft.LayersWith) -> peft.Adapter:
+    """An adapter of a checkpoint, by matrix and layer as in a peft folder: a checkpoint counts the
+    layers of each stack of matrices from 0."""
+    matrices = {
+        (matrix_of(stack), next(itertools.islice(layers_with(stack), i, None), i)): pair
+        for (stack, i), pair in saved.matrices.items()
+    }
+    return saved._replace(matrices=matrices)
 
 
 def _read(folder: Path, name: str) -> peft.Adapter:

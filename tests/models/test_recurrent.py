@@ -18,8 +18,9 @@ import pytest
 import small
 from safetensors.numpy import load_file, save_file
 
-from marft_jax.config import Model
+from marft_jax.config import Lora, Model
 from marft_jax.interop import huggingface, peft
+from marft_jax.interop.initial import initial_adapters
 from marft_jax.learning import batch as batch_lib
 from marft_jax.models import config_json, decoder, lora
 from marft_jax.models.ops import delta
@@ -310,6 +311,23 @@ def test_exports_compute_what_we_compute(name, tmp_path):
         with torch.no_grad():
             found = theirs.eval()(torch.tensor(tokens)).logits.numpy()
         np.testing.assert_allclose(found, ours, atol=2e-4)
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_adapters_of_a_run_start_another(name):
+    """A checkpoint counts the layers of each stack of matrices from 0."""
+    tree, config = adapters(name, 1), CONFIGS[name]
+    of_run = {
+        (stack, i): (np.asarray(ab["a"][0, i]), np.asarray(ab["b"][0, i]))
+        for stack, ab in tree.items()
+        for i in range(ab["a"].shape[1])
+    }
+    team = small.team(1)
+    saved = {team.folder_of(MAIN, 0): peft.Adapter(of_run, 3, small.ALPHA / 3)}
+    settings = Lora(rank=3, alpha=small.ALPHA, targets=TARGETS[name], init="a run")
+    fresh = lora.init(jax.random.key(1), config, adapters=[0], rank=3, targets=TARGETS[name])
+    loaded = initial_adapters(team, settings, {MAIN: fresh}, saved, {MAIN: config})[MAIN]
+    chex.assert_trees_all_close(loaded, tree, rtol=1e-6)
 
 
 def gradients(mesh: tuple[int, int, int], stacked: bool = False) -> lora.Adapters:
