@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 from flax import nnx
@@ -12,7 +12,7 @@ from jax import Array
 from marft_jax.models.ops.attention import Layer
 from marft_jax.models.ops.products import Activation, gated
 from marft_jax.models.ops.remat import keep
-from marft_jax.models.parts.part import LayerAdapters, Make, Matrix, Names
+from marft_jax.models.parts.part import LayerAdapters, Linear, Make, Matrix, Names
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,13 +44,20 @@ class DenseConfig:
 
 
 class Dense(nnx.Module):
-    """down(activation(gate(x)) * up(x)) (Shazeer 2020)."""
+    """``gated_mlp`` of every position."""
 
     def __init__(self, config: DenseConfig, make: Make):
         self.activation: Activation = config.activation
         self.gate, self.up, self.down = make.linears(config)
 
     def __call__(self, x_BTD: Array, layer: Layer, adapters: LayerAdapters) -> Array:
-        gate = keep(self.gate(x_BTD, adapters))
-        up = keep(self.up(x_BTD, adapters))
-        return self.down(gated(gate, up, self.activation), adapters)
+        return gated_mlp(x_BTD, (self.gate, self.up, self.down), self.activation, adapters)
+
+
+def gated_mlp(
+    x_BTD: Array, matrices: Sequence[Linear], activation: Activation, adapters: LayerAdapters
+) -> Array:
+    """down(activation(gate(x)) * up(x)) (Shazeer 2020), with the matrices gate, up, down."""
+    gate, up, down = matrices
+    hidden = gated(keep(gate(x_BTD, adapters)), keep(up(x_BTD, adapters)), activation)
+    return down(hidden, adapters)

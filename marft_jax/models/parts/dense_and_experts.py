@@ -12,9 +12,7 @@ from flax import nnx
 from jax import Array
 
 from marft_jax.models.ops.attention import Layer
-from marft_jax.models.ops.products import gated
-from marft_jax.models.ops.remat import keep
-from marft_jax.models.parts.dense import DenseConfig
+from marft_jax.models.parts.dense import DenseConfig, gated_mlp
 from marft_jax.models.parts.experts import Experts, ExpertsConfig
 from marft_jax.models.parts.part import LayerAdapters, Make, Matrix, Names, over_rms
 
@@ -55,18 +53,15 @@ class DenseAndExperts(Experts):
     def __init__(self, config: DenseAndExpertsConfig, make: Make):
         super().__init__(config, make)
         self.eps, d = make.norm_eps, config.d_model
-        self.gate, self.up, self.down = (
-            make.linear(name, matrix) for name, matrix in config.dense.matrices().items()
-        )
+        self.gate, self.up, self.down = make.linears(config.dense)
         self.dense_norm, self.dense_post_norm = make.norm(d), make.norm(d)
         self.experts_norm, self.experts_post_norm = make.norm(d), make.norm(d)
         self.router_scale = nnx.Param(jnp.ones((d,), make.dtype), axes=(None,))
         self.expert_scale = nnx.Param(jnp.ones((config.n_experts,), make.dtype), axes=(None,))
 
     def __call__(self, x_BTD: Array, layer: Layer, adapters: LayerAdapters) -> Array:
-        x = self.dense_norm(x_BTD)
-        gate, up = keep(self.gate(x, adapters)), keep(self.up(x, adapters))
-        dense = self.down(gated(gate, up, self.config.activation), adapters)
+        matrices, activation = (self.gate, self.up, self.down), self.config.activation
+        dense = gated_mlp(self.dense_norm(x_BTD), matrices, activation, adapters)
         with jax.named_scope("router"):
             scale = self.router_scale[...].astype(jnp.float32)[None, None]
             x32 = over_rms(x_BTD, self.eps) * scale * x_BTD.shape[-1] ** -0.5

@@ -11,8 +11,8 @@ from flax import nnx
 from jax import Array
 
 from marft_jax.models.ops.attention import Layer
-from marft_jax.models.ops.products import gated, product
-from marft_jax.models.ops.remat import keep
+from marft_jax.models.ops.products import product
+from marft_jax.models.parts.dense import gated_mlp
 from marft_jax.models.parts.experts import Experts, ExpertsConfig
 from marft_jax.models.parts.part import LayerAdapters, Make, Matrix, Names
 
@@ -72,7 +72,6 @@ class SharedExpert(Experts):
     def __call__(self, x_BTD: Array, layer: Layer, adapters: LayerAdapters) -> Array:
         routed = super().__call__(x_BTD, layer, adapters)
         with jax.named_scope("shared_expert"):
-            gate = keep(self.shared_gate(x_BTD, adapters))
-            up = keep(self.shared_up(x_BTD, adapters))
-            shared = self.shared_down(gated(gate, up, self.config.activation), adapters)
+            matrices = self.shared_gate, self.shared_up, self.shared_down
+            shared = gated_mlp(x_BTD, matrices, self.config.activation, adapters)
             return routed + self.shared_weight(x_BTD) * shared
