@@ -42,9 +42,8 @@ def constraint(tokenizer: Tokenizer, vocabulary: int, form: str) -> Constraint:
     from llguidance import LLMatcher
     from llguidance import numpy as masks
 
-    tokens, added = _tokens(tokenizer, vocabulary), tokenizer.backend.added_tokens_decoder
-    special = {str(token): i for i, token in added.items() if tokens.is_special_token(i)}
-    matcher = LLMatcher(tokens, _grammar(form, tuple(special.items())))
+    tokens, special = _tokens(tokenizer, vocabulary)
+    matcher = LLMatcher(tokens, _grammar(form, special))
     bits, read = masks.allocate_token_bitmask(1, vocabulary), 0
 
     def allowed(ids: Sequence[int]) -> np.ndarray | None:
@@ -102,7 +101,10 @@ def _grammar(form: str, special: tuple[tuple[str, int], ...] = ()) -> str:
 
 
 @functools.lru_cache(maxsize=8)
-def _tokens(tokenizer: Tokenizer, vocabulary: int) -> Any:
+def _tokens(tokenizer: Tokenizer, vocabulary: int) -> tuple[Any, tuple[tuple[str, int], ...]]:
+    """The tokens of a model, and spelling and id of those that are special."""
     from llguidance import hf
 
-    return hf.from_tokenizer(tokenizer.backend, vocabulary, list(tokenizer.eos_ids))
+    tokens = hf.from_tokenizer(tokenizer.backend, vocabulary, list(tokenizer.eos_ids))
+    added = tokenizer.backend.added_tokens_decoder.items()
+    return tokens, tuple((str(token), i) for i, token in added if tokens.is_special_token(i))
