@@ -32,11 +32,9 @@ _AROUND = {**_NORMS, "mlp_norm": Names("pre_feedforward_layernorm", "ffn_norm")}
 _LAYER: dict[Spelling, str] = {"hf": "model.layers", "gguf": "blk"}
 
 
-def paths_by_name(
-    config: DecoderConfig, paths: Iterable[str], spelling: Spelling
-) -> dict[str, str]:
-    """Our paths of these tensors, by their names in another format."""
-    return {source_name(config, path, spelling): path for path in paths}
+def paths_by_name(config: DecoderConfig, paths: Iterable[str]) -> dict[str, str]:
+    """Our paths of these tensors, by their names in Hugging Face checkpoints."""
+    return {source_name(config, path, "hf"): path for path in paths}
 
 
 def source_name(config: DecoderConfig, path: str, spelling: Spelling) -> str:

@@ -96,7 +96,7 @@ def base(config: DecoderConfig, quantize: str = "none", mesh: tuple[int, int, in
     model = Model(layers=layers, quantize=quantize)  # pyright: ignore[reportArgumentType]
     config, graphdef, abstract = load.decoder_on("cpu", config, model)
     shapes = load.shapes_of(abstract)
-    names, found = paths_by_name(config, shapes, "hf"), tensors(config)
+    names, found = paths_by_name(config, shapes), tensors(config)
     assert set(names) == set(found)
     stream = ((names[name], x) for name, x in sorted(found.items(), reverse=True))
     return config, graphdef, load.fill(abstract, stream, small.mesh.placer(small.mesh_of(*mesh)))

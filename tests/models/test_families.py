@@ -651,7 +651,7 @@ def test_gemma_3_computes_its_formulas(stacked):
     rng, drawn = np.random.default_rng(0), {}
 
     def tensors(shapes):
-        for name, path in paths_by_name(config, shapes, "hf").items():
+        for name, path in paths_by_name(config, shapes).items():
             drawn[name] = rng.normal(size=shapes[path]) * (0.5 if "norm" in name else 0.15)
             yield path, drawn[name].astype(np.float32)
 

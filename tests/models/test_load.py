@@ -41,7 +41,7 @@ def tensors_of(settings: dict, dtype=np.float32) -> dict[str, np.ndarray]:
     config = config_json.read_config(settings, "test")
     shapes = load.shapes_of(load.abstract_decoder(config, jnp.float32)[1])
     rng = np.random.default_rng(0)
-    names = paths_by_name(config, shapes, "hf")
+    names = paths_by_name(config, shapes)
     return {name: rng.normal(size=shapes[path]).astype(dtype) for name, path in names.items()}
 
 

@@ -212,7 +212,7 @@ def _refuse_unsupported(arch: str, get: _Get, head_dim: int, source: str) -> Non
     scaling = get("rope.scaling.type", "none")
     refused = {
         "expert_count": (
-            arch != "qwen3moe" and get("expert_count", 0),
+            ARCHITECTURES[arch].build is families.dense and get("expert_count", 0),
             "0 (no mixture of experts)",
         ),
         "attention.sliding_window": (narrow, "none, or at least the context length"),

@@ -144,7 +144,7 @@ class MXFP4(NamedTuple):
 
 def layouts(config: DecoderConfig, paths: Iterable[str]) -> dict[str, Layout | ExpertRows]:
     """Every tensor of a checkpoint, by name."""
-    names, found = paths_by_name(config, paths, "hf"), dict[str, Layout | ExpertRows]()
+    names, found = paths_by_name(config, paths), dict[str, Layout | ExpertRows]()
     if config.files == "rows":
         found |= (whole := expert_rows(config, paths))
         single = {name for own in whole.values() for name in own.names}
@@ -169,7 +169,7 @@ def layouts(config: DecoderConfig, paths: Iterable[str]) -> dict[str, Layout | E
 
 def expert_rows(config: DecoderConfig, paths: Iterable[str]) -> dict[str, ExpertRows]:
     """Tensors of a checkpoint that has one for all experts of a matrix, by name."""
-    by_name, found = paths_by_name(config, paths, "hf"), dict[str, ExpertRows]()
+    by_name, found = paths_by_name(config, paths), dict[str, ExpertRows]()
     spelling, whole = dict(config.spelling), config.files in ("plain", "rows")
     for i, layer in enumerate(config.layers if whole else ()):
         for name, matrix in layer.mlp.matrices().items():
