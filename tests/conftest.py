@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from pathlib import Path
 from unittest import mock
@@ -39,13 +40,17 @@ def compile_plainly() -> None:
         "jax_compilation_cache_dir", os.environ["JAX_COMPILATION_CACHE_DIR"] + "_plain"
     )
     if jax.__version_info__ < (0, 11):  # later ones end at a flag that they no longer have
-        flags = os.environ.get("XLA_FLAGS", "") + " --xla_cpu_use_fusion_emitters=false"
+        flags = os.environ.get("XLA_FLAGS", "") + (
+            " --xla_cpu_use_fusion_emitters=false"
+            " --xla_cpu_parallel_codegen_split_count=1"  # both cores have a worker of their own
+        )
         with mock.patch.dict(os.environ, XLA_FLAGS=flags):
             jax.jit(lambda: 0)()  # the flags are read once, now
 
 
 if os.environ.get("MARFT_OPTIMISED") != "1":
     compile_plainly()
+gc.set_threshold(100_000, 50, 50)  # tracing makes many objects; a tenth of the time was gc's
 
 
 @pytest.hookimpl(tryfirst=True)
