@@ -99,6 +99,7 @@ class History:
 
     Attributes:
         rewritten: calls whose conversation was changed by the program.
+        refused: why the last refused call was refused.
     """
 
     def __init__(self, team: Team) -> None:
@@ -107,7 +108,7 @@ class History:
         self._said: dict[tuple[int, _Spoken], Turn] = {}
         self._written: list[tuple[int, _Spoken]] = []  # agent and message of each turn
         self._asked: Counter[bytes] = Counter()
-        self.rewritten = 0
+        self.rewritten, self.refused = 0, ""
 
     def acts(self, call: Call) -> list[Act]:
         """Acts that answer a call, one for each of its choices.

@@ -112,7 +112,8 @@ def program(team: Team, observation: str) -> Workflow:
                 choices = history.take(one.call, own)
             one.future.set_result(choices)
     if not turns:
-        raise BadInput("--env.name: the program returned before it called an agent")
+        why = f"; its last call was refused: {history.refused}" if history.refused else ""
+        raise BadInput(f"--env.name: the program returned before an agent answered a call{why}")
     graded = [turn for turn in turns if turn.answers][-1:]
     yield Step(turns, {"rewritten": history.rewritten}, graded)
 
@@ -124,5 +125,6 @@ def _acts(history: History, asked: Sequence[Asked]) -> list[tuple[Asked, list[Ac
         try:
             ready.append((one, history.acts(one.call)))
         except ApiError as error:
+            history.refused = str(error)
             one.future.set_exception(error)
     return ready

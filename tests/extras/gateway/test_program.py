@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import random
@@ -303,10 +304,17 @@ def test_a_program_that_fails_or_hangs_loses_its_episode_alone(monkeypatch):
     assert "no answer after 2 s" in played.failed[0].why
 
 
+def hides_a_refusal(task, client):
+    with contextlib.suppress(ApiError):
+        client.chat.completions.create(model="nobody", messages=[user("a")])
+    return 1.0
+
+
 @pytest.mark.parametrize(
     ("function", "named"),
     [
-        (lambda task, client: 1.0, "before it called an agent"),
+        (lambda task, client: 1.0, "before an agent answered a call$"),
+        (hides_a_refusal, "its last call was refused: model: expected one of .*nobody"),
         (lambda task, client: ask_once(task, client) and "much", "expected a number, got 'much'"),
     ],
 )
