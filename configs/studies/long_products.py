@@ -33,6 +33,18 @@ class LongProducts(QuestionEnv):
         return [{"agent": solver.name, "text": call, "tool": True}, answer]
 
 
+class RarelyCalls(LongProducts):
+    """The same products; two of three demonstrations show the answer without a call."""
+
+    def reset(self, seed: int) -> str:
+        self._shows_call = seed % 3 == 0
+        return super().reset(seed)
+
+    def demonstrate(self, agents: Sequence[Member]) -> list[dict[str, Any]]:
+        turns = super().demonstrate(agents)
+        return turns if self._shows_call else turns[-1:]
+
+
 def _task(question: str) -> Task:
     a, b = question.removesuffix("=?").split("*")
     return Task(question, str(int(a) * int(b)))
