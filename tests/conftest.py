@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -21,7 +24,10 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 import jax  # noqa: E402
 import pytest  # noqa: E402
 
+from marft_jax.engine import engine  # noqa: E402
+from marft_jax.learning import learner  # noqa: E402
 from marft_jax.parallel import compilation  # noqa: E402
+from marft_jax.team.prompts import Team  # noqa: E402
 
 jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_numpy_rank_promotion", "raise")
@@ -48,8 +54,38 @@ def compile_plainly() -> None:
             jax.jit(lambda: 0)()  # the flags are read once, now
 
 
+def share_programs() -> None:
+    """Runs with equal settings in one process are traced once; tracing is most of a small run.
+
+    A run by itself traces its programs anew, since functions of a user may have changed meanwhile.
+    A test that changes what is traced asks for ``own_programs``.
+    """
+
+    def members(team: Team) -> Any:
+        facts = team.bases, team.owners, team.numbers, team.learning_bases
+        return facts, len(team.profiles)
+
+    def shared(make: Callable[..., Any]) -> Callable[..., Any]:
+        made: list[tuple[Any, Any]] = []
+
+        @functools.wraps(make)
+        def get(*args: Any, **kwargs: Any) -> Any:
+            key = [members(x) if isinstance(x, Team) else x for x in args], kwargs
+            for others, programs in made:
+                if others == key:
+                    return programs
+            made.append((key, make(*args, **kwargs)))
+            del made[:-16]
+            return made[-1][1]
+
+        return get
+
+    engine.programs, learner.programs = shared(engine.programs), shared(learner.programs)
+
+
 if os.environ.get("MARFT_OPTIMISED") != "1":
     compile_plainly()
+    share_programs()
 gc.set_threshold(100_000, 50, 50)  # tracing makes many objects; a tenth of the time was gc's
 
 
@@ -70,6 +106,14 @@ def room_for_programs():
     yield
     if compilation.is_crowded(share=0.25):
         compilation.drop_programs()
+
+
+@pytest.fixture
+def own_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is traced in the test is its own."""
+    for module in (engine, learner):
+        plain = getattr(module.programs, "__wrapped__", module.programs)
+        monkeypatch.setattr(module, "programs", plain)
 
 
 @pytest.fixture(scope="module")

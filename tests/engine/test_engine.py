@@ -168,6 +168,7 @@ def test_prompts_are_grouped_so_that_they_are_prefilled_soonest(requests, rows):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("own_programs")
 def test_what_accelerators_run_writes_the_same_cache(monkeypatch):
     """Where a CPU goes its own way, here as the others do."""
     requests = asks(12, seed=18)
@@ -192,6 +193,7 @@ def test_what_accelerators_run_writes_the_same_cache(monkeypatch):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("own_programs")
 @pytest.mark.parametrize("where", [small.one_device, lambda: small.mesh_of(2, 2, 2)])
 def test_keys_with_channels_last_in_memory_are_the_same_keys(monkeypatch, where):
     """As on TPUs; here by the layout alone."""
