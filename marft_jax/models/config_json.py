@@ -186,9 +186,8 @@ def _refuse_unsupported(name: str, config: Mapping[str, Any], source: str) -> No
             "0 (no mixture of experts)",
         ),
         "quantization_config": (
-            (config.get("quantization_config") or {}).get("quant_method", "") != family.packed
-            and config.get("quantization_config"),
-            f"{family.packed or 'unquantised weights'} or GGUF",
+            _unreadable(config.get("quantization_config") or {}, family.packed),
+            f"{family.packed or _READABLE} or GGUF",
         ),
         "use_sliding_window": (config.get("use_sliding_window") and not slides, "false"),
         "layer_types": (
@@ -201,6 +200,19 @@ def _refuse_unsupported(name: str, config: Mapping[str, Any], source: str) -> No
         **{key: (config.get(key), "null") for key in SOFT_CAPS if key not in family.defaults},
     }
     refuse(name, refused, lambda key: str(config.get(key)), source)
+
+
+_READABLE = "unquantised weights, fp8 in blocks of 128 x 128, compressed-tensors float-quantized"
+
+
+def _unreadable(packing: Mapping[str, Any], packed: str) -> bool:
+    """True for weights that no reader of files unpacks; ``packed`` as of ``Family``."""
+    method = packing.get("quant_method", "")
+    if packed or not packing:
+        return bool(packing) and method != packed
+    if method == "compressed-tensors":
+        return packing.get("format") != "float-quantized"
+    return method != "fp8" or packing.get("weight_block_size") not in (None, [128, 128])
 
 
 def windows(

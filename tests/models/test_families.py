@@ -520,6 +520,10 @@ def test_both_spellings_of_rope_together_are_both_applied(config, theta, scaling
         ({"mlp_bias": True}, "mlp_bias"),
         ({"hidden_act": "gelu"}, "hidden_act 'gelu'"),
         ({"quantization_config": {"quant_method": "gptq"}}, "quantization_config.*gptq"),
+        (
+            {"quantization_config": {"quant_method": "fp8", "weight_block_size": [64, 64]}},
+            "weight_block_size.*supported: .*fp8 in blocks of 128 x 128.* or GGUF",
+        ),
         ({"rope_scaling": {"rope_type": "ntk", "factor": 4.0}}, "'ntk'.*default, linear, llama3"),
         ({"rope_scaling": {"rope_type": "llama3", "factor": 4.0}}, "'llama3' lacks.*low_freq"),
         ({"partial_rotary_factor": 1.5}, "partial_rotary_factor above 0 and up to 1, got 1.5"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import chex
 import jax
 import jax.numpy as jnp
 import ml_dtypes
@@ -18,7 +19,7 @@ from marft_jax.models import config_json
 from marft_jax.models.decoder import Decoder
 from marft_jax.models.names import paths_by_name
 from marft_jax.models.parts.part import Axes
-from marft_jax.models.weights import load
+from marft_jax.models.weights import load, safetensors
 
 SETTINGS = {
     "architectures": ["LlamaForCausalLM"],
@@ -146,6 +147,79 @@ def test_bfloat16_files_need_no_torch(directory):
         assert kinds == {wanted}
 
 
+QWEN3 = SETTINGS | {
+    "architectures": ["Qwen3ForCausalLM"],
+    "hidden_size": 136,
+    "intermediate_size": 264,
+    "head_dim": 80,
+    "num_hidden_layers": 1,
+}
+QWEN3_EXPERTS = QWEN3 | {
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "num_experts": 3,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 72,
+}
+IN_FP8 = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+FLOAT = {"quant_method": "compressed-tensors", "format": "float-quantized"}
+
+
+def in_fp8(
+    tensors: dict[str, np.ndarray], counts, suffix: str
+) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+    """A checkpoint with the matrices of its layers in fp8, and the values that these stand for.
+
+    Args:
+        counts: shape of a matrix to that of its scales.
+    """
+    rng, packed, plain = np.random.default_rng(1), dict(tensors), dict(tensors)
+    for name in [name for name in tensors if "_proj" in name]:
+        (rows, width), scales = tensors[name].shape, counts(tensors[name].shape)
+        packed[name] = rng.normal(size=(rows, width)).astype(ml_dtypes.float8_e4m3fn)
+        own = rng.uniform(1, 2, scales).astype(ml_dtypes.bfloat16)
+        packed[name + suffix] = own
+        own = own.astype(np.float32).reshape(own.shape if own.ndim > 1 else (1, 1))
+        along = [-(-n // count) if count in (1, n) else 128 for n, count in
+                 zip((rows, width), own.shape, strict=True)]  # fmt: skip
+        spread = np.kron(own, np.ones(along, np.float32))[:rows, :width]
+        plain[name] = packed[name].astype(np.float32) * spread
+    return packed, plain
+
+
+def blocks(shape):
+    return tuple(-(-n // 128) for n in shape)
+
+
+@pytest.mark.parametrize(
+    ("settings", "packing", "counts", "suffix"),
+    [
+        (QWEN3, IN_FP8, blocks, "_scale_inv"),
+        (QWEN3_EXPERTS, IN_FP8, blocks, "_scale_inv"),
+        (QWEN3, FLOAT, lambda shape: (shape[0], 1), "_scale"),
+        (QWEN3, FLOAT, lambda shape: (1,), "_scale"),
+    ],
+    ids=["blocks", "experts", "rows", "tensors"],
+)
+def test_fp8_is_read_as_the_values_that_it_stands_for(tmp_path, settings, packing, counts, suffix):
+    """Also where scales are in another file; scales of activations are left out."""
+    config = config_json.read_config(settings | {"quantization_config": packing}, "test")
+    assert config == config_json.read_config(settings, "test")
+    shapes = load.shapes_of(load.abstract_decoder(config, jnp.float32)[1])
+    packed, plain = in_fp8(tensors_of(settings), counts, suffix)
+    at = "model.layers.0.self_attn.o_proj"
+    packed[f"{at}.input_scale"] = np.ones(1, np.float32)
+    save_file(
+        {f"{at}.weight{suffix}": packed.pop(f"{at}.weight{suffix}")}, tmp_path / "b.safetensors"
+    )
+    save_file(packed, tmp_path / "a.safetensors")
+    (tmp_path / "plain").mkdir()
+    save_file(plain, tmp_path / "plain" / "model.safetensors")
+    found, expected = (
+        dict(safetensors.read(folder, config, shapes)) for folder in (tmp_path, tmp_path / "plain")
+    )
+    chex.assert_trees_all_equal(found, expected)
+
+
 def test_unindexed_shards_and_ignorable_tensors_are_read(directory):
     whole = tensors_of(SETTINGS)
     whole["model.layers.0.self_attn.rotary_emb.inv_freq"] = np.ones(4, np.float32)
@@ -196,6 +270,15 @@ def spoil_type(d):
     save_file(tensors, d / "model.safetensors")
 
 
+def spoil_scales(d):
+    """Of blocks of 8 x 8."""
+    whole = tensors_of(SETTINGS)
+    name = "model.layers.0.mlp.up_proj.weight"
+    whole[name] = whole[name].astype(ml_dtypes.float8_e4m3fn)
+    whole[f"{name}_scale_inv"] = np.ones((3, 2), np.float32)
+    save_file(whole, d / "model.safetensors")
+
+
 def spoil_length(d):
     file = d / "model.safetensors"
     file.write_bytes(file.read_bytes()[:-100])
@@ -227,6 +310,7 @@ def pytorch_only(d):
         (spoil_shape, r"'model.norm.weight': expected shape \(16,\), got \(17,\)"),
         (spoil_extra, "unexpected or repeated tensor 'model.layers.0.self_attn.q_proj.bias'"),
         (spoil_type, "'model.norm.weight': expected one of F32, F16, BF16, got I8"),
+        (spoil_scales, r"up_proj.weight': .* got F8_E4M3 with scales of shape \(3, 2\)"),
         (spoil_length, "not a readable safetensors file"),
         (spoil_header, "not a readable safetensors file"),
         (spoil_index, "index.json names gone.safetensors, which is missing"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import ml_dtypes
 import numpy as np
 
 from marft_jax.models.decoder import DecoderConfig
@@ -27,6 +28,8 @@ _FUSED = {
 _STACKED = ("gate_up_proj", "down_proj")  # of GPT-OSS, in the order of ``ExpertsConfig.MATRICES``
 _FP4 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)
 _FP4 = np.concatenate([_FP4, -_FP4])
+_FP8 = np.arange(256, dtype=np.uint8).view(ml_dtypes.float8_e4m3fn).astype(np.float32)
+_FP8_BLOCK = 128
 
 
 class Layout(NamedTuple):
@@ -140,6 +143,48 @@ class MXFP4(NamedTuple):
         values = _FP4[np.stack([blocks & 15, blocks >> 4], axis=-1)].reshape(*scales.shape, -1)
         values = np.ldexp(values, scales.astype(np.int32)[..., None] - 127)
         return values.reshape(*values.shape[:2], -1).swapaxes(1, 2)
+
+
+class FP8(NamedTuple):
+    """A tensor in E4M3, to be multiplied by scales: along each axis there is one scale for all, for
+    each index, or for every 128.
+
+    Source: Micikevicius et al. 2022, FP8 Formats for Deep Learning (section 3).
+
+    Attributes:
+        bits: ``uint8 [..., out, in]``.
+        scales: of as many axes.
+    """
+
+    bits: np.ndarray
+    scales: np.ndarray
+
+    @staticmethod
+    def of(bits: np.ndarray, scales: np.ndarray) -> FP8:
+        """Takes a single scale of any shape."""
+        return FP8(bits, scales.reshape([1] * bits.ndim) if scales.size == 1 else scales)
+
+    def get_shape(self) -> tuple[int, ...]:
+        return self.bits.shape
+
+    def get_dtype(self) -> str:
+        """F32 where the scales have a shape of the format."""
+        shape = self.scales.shape
+        if len(shape) == self.bits.ndim and shape == tuple(at[-1] + 1 for at in self._places()):
+            return "F32"
+        return f"F8_E4M3 with scales of shape {shape}"
+
+    def _places(self) -> list[np.ndarray]:
+        """Places of the scales of each index, along each axis."""
+        axes = zip(self.bits.shape, self.scales.shape, strict=True)
+        return [np.arange(n) // {1: n, n: 1}.get(scales, _FP8_BLOCK) for n, scales in axes]
+
+    def __getitem__(self, at: slice) -> np.ndarray:
+        first, *others = self._places()
+        scales = self.scales.astype(np.float32)
+        for axis, places in reversed([*enumerate([first[at], *others])]):
+            scales = scales.take(places, axis)
+        return np.multiply(scales, _FP8[self.bits[at]], out=scales)
 
 
 def layouts(config: DecoderConfig, paths: Iterable[str]) -> dict[str, Layout | ExpertRows]:

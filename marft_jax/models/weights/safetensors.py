@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import logging
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 
 from marft_jax.errors import BadInput
 from marft_jax.formats.foreign import read_settings, readable
 from marft_jax.models.decoder import DecoderConfig
 from marft_jax.models.names import unread_names
-from marft_jax.models.weights.layout import MXFP4, ExpertRows, Layout, expert_rows, layouts
+from marft_jax.models.weights.layout import FP8, MXFP4, ExpertRows, Layout, expert_rows, layouts
 
 LOGGER = logging.getLogger("marft_jax")
 
 Shapes = Mapping[str, tuple[int, ...]]
 
 _FLOATS = ("F32", "F16", "BF16")
+_FP8_SCALES = ("_scale_inv", "_scale")  # by both names they multiply
 # of a model of text and images: the parts for images, those that guess several tokens at once, and
 # what precedes the names of those for text
 _IMAGES = re.compile(
@@ -79,11 +83,11 @@ def read(
     wanted: dict[str, Layout | ExpertRows] = {**layouts(config, shapes)}
     left_out = 0
     of_experts = expert_rows(config, shapes)
-    passed = {f"{name}_scales" for name in wanted}  # MXFP4's are read with their blocks
-    passed |= unread_names(config)
+    passed = unread_names(config) | _names_of_scales({*wanted, *of_experts})
     tied = set[int]() if config.tie_embeddings else None
     for file in weight_files(directory):
         with readable(file, "safetensors file"), safe_open(file, framework="numpy") as tensors:
+            bytes_of = _bytes_of(file)
             for name in tensors.keys():
                 ours = _ours(name).removesuffix("_blocks")
                 if name.endswith("rotary_emb.inv_freq") or ours in passed:
@@ -101,9 +105,7 @@ def read(
                     wanted[ours] = of_experts[ours]
                 if ours not in wanted:
                     raise BadInput(f"{file}: unexpected or repeated tensor {name!r}")
-                layout, stored = wanted.pop(ours), tensors.get_slice(name)
-                if name.endswith("_blocks"):
-                    stored = MXFP4(stored, _scales(directory, name))
+                layout, stored = wanted.pop(ours), _stored(name, tensors, bytes_of, file)
                 shape, kind = tuple(stored.get_shape()), stored.get_dtype()
                 where = f"{file}: tensor {name!r}: expected"
                 if shape != (expected := layout.shape(shapes)):
@@ -123,14 +125,48 @@ def read(
         )
 
 
-def _scales(directory: Path, name: str) -> np.ndarray:
-    """Scales of the blocks of this name, in whichever file they are."""
-    wanted = f"{name.removesuffix('blocks')}scales"
-    for file in weight_files(directory):
-        with readable(file, "safetensors file"), safe_open(file, framework="numpy") as tensors:
-            if wanted in tensors.keys():
-                return tensors.get_tensor(wanted)
-    raise BadInput(f"{directory}: tensor {wanted!r} is missing")
+def _names_of_scales(names: Iterable[str]) -> set[str]:
+    """Names of scales, which are read with their tensors; those of activations are not used."""
+    suffixes = "_scales", *_FP8_SCALES
+    found = {f"{name}{suffix}" for name in names for suffix in suffixes}
+    return found | {f"{name.removesuffix('weight')}input_scale" for name in names}
+
+
+def _stored(name: str, tensors: Any, bytes_of: Callable[[str], np.ndarray], file: Path) -> Any:
+    """A tensor of an opened file, to be read by slices, which unpack it where it has scales."""
+    stored = tensors.get_slice(name)
+    if name.endswith("_blocks"):
+        return MXFP4(stored, _scales([f"{name.removesuffix('blocks')}scales"], tensors, file))
+    if stored.get_dtype() == "F8_E4M3":
+        names = [f"{name}{suffix}" for suffix in _FP8_SCALES]
+        return FP8.of(bytes_of(name), _scales(names, tensors, file))
+    return stored
+
+
+def _bytes_of(file: Path) -> Callable[[str], np.ndarray]:
+    """Maps the bytes of each tensor of a file that safetensors has opened and checked, as its NumPy
+    reader has no fp8. The header is 8 bytes with its length, then JSON."""
+    raw: Any = np.memmap(file, np.uint8, "r")
+    start = 8 + int.from_bytes(raw[:8].tobytes(), "little")
+    header = json.loads(raw[8:start].tobytes())
+
+    def tensor(name: str) -> np.ndarray:
+        first, end = header[name]["data_offsets"]
+        return raw[start + first : start + end].reshape(header[name]["shape"])
+
+    return tensor
+
+
+def _scales(names: Sequence[str], opened: Any, file: Path) -> np.ndarray:
+    """Scales by one of these names, in the opened file or in another."""
+    for name in names:
+        with contextlib.suppress(SafetensorError):
+            return opened.get_tensor(name)
+    for other in weight_files(file.parent):
+        with readable(other, "safetensors file"), safe_open(other, framework="numpy") as tensors:
+            for name in set(names) & set(tensors.keys()):
+                return tensors.get_tensor(name)
+    raise BadInput(f"{file}: its scales {names[0]!r} are missing")
 
 
 def _ours(name: str) -> str:
