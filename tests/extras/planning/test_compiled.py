@@ -59,6 +59,7 @@ def of_model(name: str, *targets: str) -> tuple[str, ...]:
 
 
 MIXTURE = of_model("qwen3-30b-a3b", "q", "k", "v", "o")
+HYBRID = of_model("qwen3.5-9b", "q", "in_proj_qkv", "out_proj")
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -75,7 +76,7 @@ def run_of(topology: str, layers: int, flags: tuple[str, ...]) -> Run:
     base = REPOSITORY / "configs" / "models" / "qwen2.5-1.5b"
     config = cli.parse(["--config", str(plan), "--model.base", str(base), *flags])
     model = decoder_config(config.model.base)
-    model = dataclasses.replace(model, layers=model.layers[:layers])
+    model = dataclasses.replace(model, layers=model.layers[-layers:])  # a hybrid's last: attention
     blueprint = load_team(config.team.file)
     bases = {MAIN: (ByteTokenizer(), config.model.context)}
     team = make_team(config.team, config.lora.mode, blueprint, bases)
@@ -178,6 +179,7 @@ def test_a_base_in_few_bits_is_decoded_with_less_than_bfloat16_takes(kind):
     [
         pytest.param("h100:1", 2, ("--mesh.tensor", "1"), marks=GPU, id="h100"),
         V5E,
+        pytest.param("v5e:2x2", 2, HYBRID, marks=TPU, id="v5e, delta net and attention"),
     ],
 )
 def test_an_update_keeps_no_scores(topology, layers, flags):
