@@ -97,8 +97,7 @@ class DecoderConfig:
         layer_input: channels of each token's input to each layer (``LayerInputs``); 0 for none.
         files: how checkpoints hold matrices (``weights.layout``).
         stacked: the layers of each place in the period are one array per matrix, scanned.
-        spelling: names of modules in Hugging Face checkpoints, usual name and own name, where the
-            family has its own.
+        spelling: names of modules in files, usual name and own name, where the family has its own.
     """
 
     vocab_size: int

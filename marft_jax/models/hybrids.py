@@ -122,6 +122,7 @@ LFM2: dict[str, Any] = dict(
         "qk_norm": True,
         "spelling": (
             ("model.norm", "model.embedding_norm"),
+            ("output_norm", "token_embd_norm"),
             ("input_layernorm", "operator_norm"),
             ("post_attention_layernorm", "ffn_norm"),
             ("self_attn.o_proj", "self_attn.out_proj"),

@@ -41,7 +41,7 @@ def source_name(config: DecoderConfig, path: str, spelling: Spelling) -> str:
     """Name in another format of the tensor at ``path``."""
     *modules, leaf = path.split("/")
     suffix = "bias" if leaf == "bias" else "weight"
-    own = dict(config.spelling) if spelling == "hf" else {}
+    own = dict(config.spelling)
     if modules[0] != "layers":
         name = getattr(_WHOLE["/".join(modules)], spelling)
         return f"{own.get(name, name)}.{suffix}"

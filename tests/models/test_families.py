@@ -321,12 +321,19 @@ def write_gguf(path, model, arch: str, kind: str, rope=None) -> None:
     writer.add_block_count(c.num_hidden_layers)
     writer.add_context_length(c.max_position_embeddings)
     writer.add_embedding_length(c.hidden_size)
-    writer.add_feed_forward_length(c.intermediate_size)
     writer.add_head_count(c.num_attention_heads)
-    writer.add_head_count_kv(c.num_key_value_heads)
     writer.add_key_length(head_dim)
     writer.add_value_length(head_dim)
-    writer.add_layer_norm_rms_eps(c.rms_norm_eps)
+    if arch == "lfm2":
+        writer.add_feed_forward_length(len(model.model.layers[0].feed_forward.w1.weight))
+        writer.add_head_count_kv([0 if kind == "conv" else c.num_key_value_heads
+                                  for kind in c.layer_types])  # fmt: skip
+        writer.add_layer_norm_rms_eps(c.norm_eps)
+        writer.add_shortconv_l_cache(c.conv_L_cache)
+    else:
+        writer.add_feed_forward_length(c.intermediate_size)
+        writer.add_head_count_kv(c.num_key_value_heads)
+        writer.add_layer_norm_rms_eps(c.rms_norm_eps)
     rope_settings = c.rope_parameters.get("full_attention", c.rope_parameters)
     writer.add_rope_freq_base(rope_settings["rope_theta"])
     if arch.startswith("gemma"):
@@ -354,7 +361,8 @@ def write_gguf(path, model, arch: str, kind: str, rope=None) -> None:
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[arch.upper()], c.num_hidden_layers)
 
     def put(name: str, stored: np.ndarray) -> np.ndarray:
-        type_ = gguf.GGMLQuantizationType[kind if stored.ndim > 1 else "F32"]
+        whole = stored.ndim == 1 or stored.shape[-1] % 32
+        type_ = gguf.GGMLQuantizationType["F32" if whole else kind]
         packed = gguf.quantize(stored, type_)
         writer.add_tensor(name, packed, raw_dtype=type_)
         return gguf.dequantize(packed, type_).reshape(stored.shape)
@@ -363,6 +371,8 @@ def write_gguf(path, model, arch: str, kind: str, rope=None) -> None:
         array = parameter.detach().numpy()
         n = heads.get(name.split(".")[-2]) if arch in INTERLEAVED else None
         stored = permute(array, n) if n else array
+        short = "conv.conv" in name
+        stored = stored[:, 0] if short else stored
         offset = arch.startswith("gemma") and "norm" in name  # the file holds what is multiplied by
         stored = stored + 1 if offset else stored
         if name.endswith("gate_up_proj"):  # of all experts; llama.cpp has two tensors
@@ -376,6 +386,7 @@ def write_gguf(path, model, arch: str, kind: str, rope=None) -> None:
             found = names.get_name(f"{name}{of_experts}", try_suffixes=(".weight", ".bias"))
             rounded = put(found, stored)
         rounded = unpermute(rounded, n) if n else rounded - offset
+        rounded = rounded[:, None] if short else rounded
         with torch.no_grad():
             parameter.copy_(torch.tensor(np.ascontiguousarray(rounded)))
     writer.write_header_to_file()
@@ -417,6 +428,8 @@ def unpermute(rows, heads):
         ("smollm3", "F32"),
         ("granite", "Q8_0"),
         ("olmo2", "F32"),
+        ("lfm2", "F32"),
+        ("lfm2_untied", "Q8_0"),
     ],
 )
 def test_gguf_gives_the_logits_of_transformers(variant, kind, tmp_path):

@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+import chex
 import gguf
 import jax
 import jax.numpy as jnp
@@ -15,7 +16,9 @@ import pytest
 
 from marft_jax import check
 from marft_jax.errors import BadInput
+from marft_jax.models import config_json
 from marft_jax.models.families import dense
+from marft_jax.models.names import source_name
 from marft_jax.models.ops import blocks
 from marft_jax.models.parts.experts import ExpertsConfig
 from marft_jax.models.tokenizers import tokenizer, vocabulary
@@ -146,6 +149,31 @@ def test_a_tensor_of_all_experts_is_unpacked_expert_by_expert(tmp_path):
         np.testing.assert_array_equal(tensors[f"layers/0/mlp/{ours}/kernel"], expected)
     [layer] = gguf_files.read_config(gguf_files.open_gguf(tmp_path / "m.gguf")).layers
     assert layer.mlp == ExpertsConfig(256, 32, n_experts=4, n_chosen=2, normalised=True)
+
+
+def test_layers_without_key_value_heads_are_short_convolutions(tmp_path):
+    """Of LFM2, by the names that ``gguf`` gives its tensors; filters have no axis of length 1."""
+    hf = dict(
+        architectures=["Lfm2ForCausalLM"], vocab_size=32, hidden_size=64, intermediate_size=96,
+        num_hidden_layers=3, num_attention_heads=2, num_key_value_heads=1, conv_L_cache=5,
+        max_position_embeddings=64, layer_types=["conv", "full_attention", "conv"],
+        block_auto_adjust_ff_dim=False, tie_word_embeddings=False, norm_eps=2**-17,
+    )  # fmt: skip
+    config, rng = config_json.read_config(hf, "config.json"), np.random.default_rng(0)
+    writer = gguf.GGUFWriter(str(tmp_path / "m.gguf"), "lfm2")
+    sizes = {"block_count": 3, "embedding_length": 64, "feed_forward_length": 96}
+    settings(writer, **sizes, **{"attention.head_count_kv": None, "shortconv.l_cache": 5})
+    writer.add_head_count_kv([0, 1, 0])
+    names, written = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LFM2, 3), {}
+    for path, shape in load.shapes_of(load.abstract_decoder(config, np.float32)[1]).items():
+        written[path] = rng.normal(size=shape).astype(np.float32)
+        name = names.get_name(source_name(config, path, "hf"), try_suffixes=(".weight",))
+        assert name is not None, path
+        writer.add_tensor(name, written[path].squeeze())
+    writer.add_layer_norm_rms_eps(2**-17)
+    finish(writer)
+    assert gguf_files.read_config(gguf_files.open_gguf(tmp_path / "m.gguf")) == config
+    chex.assert_trees_all_equal(read(tmp_path / "m.gguf"), written)
 
 
 @pytest.mark.parametrize("arch", ["llama", "qwen2"])

@@ -51,7 +51,7 @@ _TEKKEN = _Cut(
 _CUTS = {
     "gpt-2": _Cut(None),
     "smollm": _Cut(None, digits=True),
-    **dict.fromkeys(("llama-bpe", "llama-v3", "llama3", "smaug-bpe"), _LLAMA3),
+    **dict.fromkeys(("llama-bpe", "llama-v3", "llama3", "lfm2", "smaug-bpe"), _LLAMA3),
     **dict.fromkeys(("qwen2", "deepseek-r1-qwen"), _QWEN2),
     "tekken": _TEKKEN,
 }

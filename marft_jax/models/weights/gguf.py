@@ -25,6 +25,7 @@ from marft_jax.models import config_json, families
 from marft_jax.models.decoder import DecoderConfig
 from marft_jax.models.names import source_name
 from marft_jax.models.ops import blocks
+from marft_jax.models.parts.short_conv import ShortConvConfig
 from marft_jax.models.rope import RopeScaling
 
 ARCHITECTURES = {
@@ -37,6 +38,7 @@ ARCHITECTURES = {
     "smollm3": families.FAMILIES["SmolLM3ForCausalLM"],
     "granite": families.FAMILIES["GraniteForCausalLM"],
     "olmo2": families.FAMILIES["Olmo2ForCausalLM"],
+    "lfm2": families.FAMILIES["Lfm2ForCausalLM"],
 }
 _WINDOWED = {"gemma2": 2, "gemma3": 6}  # whose window llama.cpp reads, and which layer is full
 _INTERLEAVED = ("llama", "smollm3", "granite")
@@ -129,10 +131,13 @@ def _read_config(file: GGUF) -> DecoderConfig:
     def get(key: str, default: Any = None) -> Any:
         return file.metadata.get(f"{arch}.{key}", default)
 
+    def size(key: str) -> Any:
+        """A size, the largest where there is one for each layer."""
+        value = _shape(embedding)[0] if key == "vocab_size" else get(key)
+        return max(value) if isinstance(value, list) else value
+
     family = ARCHITECTURES[arch]
-    sizes = config_json.sizes(
-        lambda key: _shape(embedding)[0] if key == "vocab_size" else get(key), "gguf", source
-    )
+    sizes = config_json.sizes(size, "gguf", source)
     _refuse_unsupported(arch, get, sizes["head_dim"], source)
     theta = float(get("rope.freq_base", family.defaults.get("rope_theta", 1e4)))
     local = get("rope.freq_base_swa", family.defaults.get("rope_local_base_freq"))
@@ -184,7 +189,20 @@ def _qwen3_experts(get: _Get, sizes: Mapping[str, int]) -> dict[str, Any]:
     }
 
 
-_MORE = {"qwen3moe": _qwen3_experts, "gemma2": _gemma2, "smollm3": _smollm3, "granite": _granite}
+def _lfm2(get: _Get, sizes: Mapping[str, int]) -> dict[str, Any]:
+    return {
+        "mixer": ShortConvConfig(sizes["d_model"], int(get("shortconv.l_cache"))),
+        "is_recurrent": [heads == 0 for heads in get("attention.head_count_kv")],
+    }
+
+
+_MORE = {
+    "qwen3moe": _qwen3_experts,
+    "gemma2": _gemma2,
+    "smollm3": _smollm3,
+    "granite": _granite,
+    "lfm2": _lfm2,
+}
 
 
 def _windows(
@@ -291,7 +309,7 @@ def read(
         [path, *others] = wanted[name]
         expected, got = shapes[path], _shape(file.tensors[name])
         expected = (1 + len(others), *expected) if others else expected
-        if got != expected:
+        if got not in (expected, tuple(n for n in expected if n > 1)):
             raise BadInput(f"{file.path}: tensor {name!r}: expected shape {expected}, got {got}")
         if others:
             for e, path in enumerate(wanted[name]):
@@ -300,7 +318,7 @@ def read(
         module, leaf = path.split("/")[-2:]
         matrix = path.startswith("layers/") and leaf == "kernel"
         stays = matrix and (file.tensors[name].tensor_type.name, quantize) == ("Q4_0", "int4")
-        array = _q4_0(file.tensors[name]) if stays else _unpack(file, name)
+        array = _q4_0(file.tensors[name]) if stays else _unpack(file, name).reshape(expected)
         if interleaved and (heads := rotated.get(module)):
             rotate = functools.partial(_rotate_halves, heads=heads)
             array = jax.tree.map(rotate, array)
