@@ -517,6 +517,7 @@ def operands(seed: int = 0, dtype=jnp.float32):
         reductions._sum: ((some(0, 5, 384),), {}),
         products._by_transpose: ((some(0, 5, 24), some(1, 40, 24)), {}),
         products._dot: ((some(0, 5, 24), some(1, 40, 24)), {"over": (1, 1)}),
+        products._as_it_is: ((some(0, 5, 24),), {}),
         packed._unpacked_first: (
             (some(0, 5, 64), blocks.pack(some(1, 40, 64), "int8")), {"product": products.product},
         ),

@@ -98,6 +98,15 @@ def _dot_through_float32(x: Array, y: Array, *, over: tuple[int, int]) -> Array:
 _dot_16_bits = chosen(_dot, cpu=_dot_through_float32)
 
 
+def _as_it_is(y: Array) -> Array:
+    return y
+
+
+before_split = chosen(_as_it_is, tpu=jax.lax.optimization_barrier)
+"""A product of few rows, to be split into heads. Without the barrier a TPU's compiler splits the
+matrix instead, and may copy it in every step of decoding."""
+
+
 def from_ranks(x: Array, b: Array) -> Array:
     """``x [..., R] b``."""
     return times(x.reshape(-1, x.shape[-1]), b, (1, 0)).reshape(*x.shape[:-1], -1)

@@ -22,6 +22,7 @@ from marft_jax.models.ops.attention import (
     in_window,
 )
 from marft_jax.models.ops.kv import KV
+from marft_jax.models.ops.products import before_split
 from marft_jax.models.ops.remat import keep
 from marft_jax.models.parts.part import (
     LayerAdapters,
@@ -189,6 +190,7 @@ class Attention(nnx.Module):
         """Splits into heads, ``[B, heads, T, C]``; ``wide_norm`` normalises all first."""
         b, t, _ = x_BTX.shape
         x_BTX = norm(x_BTX) if norm is not None and self.config.wide_norm else x_BTX
+        x_BTX = before_split(x_BTX) if t == 1 else x_BTX
         return x_BTX.reshape(b, t, heads, -1).transpose(0, 2, 1, 3)
 
     def _each_normalised(self, x_BHTC: Array, norm: RMSNorm | None) -> Array:
