@@ -67,6 +67,7 @@ def operands() -> dict[str, tuple[tuple[Any, ...], dict[str, Any]]]:
         "_put": ((cache[0].astype(jnp.bfloat16), some(3, 2, 8, dtype=jnp.bfloat16)),
                  {"where": where}),
         "_each_expert": ((some(40, 64), Stack(some(3, 24, 64), np.int32(0)), sizes), {"over": 2}),
+        "_as_it_is": ((some(5, 1, 24),), {}),
         "_outer_of_each_expert": ((some(40, 24), some(40, 64), sizes), {}),
     }  # fmt: skip
 
