@@ -506,9 +506,9 @@ def test_batches_of_the_same_shapes_compile_nothing(episodes):
 
 
 @pytest.mark.slow
-def test_two_bases_that_are_one_file_give_what_one_base_gives(episodes):
-    """One chain of credit along the team; rows, heads and adapters of each base. Of grpo, a run
-    shows it (``tests/run/test_bases.py``)."""
+@pytest.mark.parametrize("name", ["appo", "grpo"])
+def test_two_bases_that_are_one_file_give_what_one_base_gives(episodes, name):
+    """One chain of credit along the team; rows, heads and adapters of each base."""
     algo = dataclasses.replace(ALGO, kl_coef=0.1, kl_reference="start", correction="decoupled")
     config, where = settings(algo, mode="heads"), small.one_device()
     base, one, whole = small.base_on(where, LAYERS), small.team(), small.adapters(2, layers=LAYERS)
@@ -522,9 +522,9 @@ def test_two_bases_that_are_one_file_give_what_one_base_gives(episodes):
     found = []
     for team, adapters in ((one, {MAIN: whole}), (two, own)):
         bases = dict.fromkeys(adapters, base)
-        chosen = settled(config, "appo")
+        chosen = settled(config, name)
         chosen = chosen._replace(lr=dict.fromkeys(bases, chosen.lr[MAIN]))
-        learner = Learner(chosen, bases, team, find_algorithm("appo"), where)
+        learner = Learner(chosen, bases, team, find_algorithm(name), where)
         state = learner.init().with_adapters(jax.device_put(adapters)).begun()
         batch = learner.pack(episodes, small.paid(episodes))
         assert len(batch.rows) == len(bases)
