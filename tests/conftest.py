@@ -46,10 +46,7 @@ def compile_plainly() -> None:
         "jax_compilation_cache_dir", os.environ["JAX_COMPILATION_CACHE_DIR"] + "_plain"
     )
     if jax.__version_info__ < (0, 11):  # later ones end at a flag that they no longer have
-        flags = os.environ.get("XLA_FLAGS", "") + (
-            " --xla_cpu_use_fusion_emitters=false"
-            " --xla_cpu_parallel_codegen_split_count=1"  # both cores have a worker of their own
-        )
+        flags = os.environ.get("XLA_FLAGS", "") + " --xla_cpu_use_fusion_emitters=false"
         with mock.patch.dict(os.environ, XLA_FLAGS=flags):
             jax.jit(lambda: 0)()  # the flags are read once, now
 
