@@ -33,6 +33,8 @@ TPUS = {
     "v5e": Chip(197e12, 15.75 * _GIB, 819e9, 200e9, 200e9, 3.1e9),
     "v5p": Chip(459e12, 95.74 * _GIB, 2765e9, 600e9, 600e9, 6.2e9),
     "v6e": Chip(918e12, 31.25 * _GIB, 1638e9, 400e9, 400e9, 12.5e9),
+    # half a chip: JAX has a device for each of its two cores
+    "tpu7x": Chip(1153.5e12, 94.75 * _GIB, 3690e9, 300e9, 300e9, 6.25e9),
 }
 
 

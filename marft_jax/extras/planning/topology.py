@@ -26,7 +26,9 @@ _NO_MACHINE = {
     "TPU_ACCELERATOR_TYPE": "v5litepod-4",
     "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
 }
-_HOW = "v5e:4x4, v5p:2x2x4, v6e:8x8; h100:8, h100:2x8, cpu:8 or cpu:2x4 (hosts x devices)"
+_HOW = (
+    "v5e:4x4, v5p:2x2x4, v6e:8x8, tpu7x:2x2x1; h100:8, h100:2x8, cpu:8 or cpu:2x4 (hosts x devices)"
+)
 
 
 class Topology(NamedTuple):
@@ -98,7 +100,7 @@ def _tpu(name: str, kind: str) -> Topology:
     devices = _tpu_devices(name)
     first = [device for device in devices if device.process_index == 0]
     coordinates = list(zip(*(device.coords for device in first), strict=True))
-    sizes = [max(along) - min(along) + 1 for along in coordinates][: 2 + (kind == "v5p")]
+    sizes = [max(along) - min(along) + 1 for along in coordinates][: 2 + (kind in ("v5p", "tpu7x"))]
     own = f"{kind}:{'x'.join(map(str, sizes))}"
     host = first if len(first) == len(devices) else _tpu_devices(own)
     return Topology(name, devices, host, len(devices) // len(first), TPUS[kind])

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import functools
+import json
+from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
 from marft_jax.extras.planning import anchors, cost
 from marft_jax.extras.planning.chips import GPUS, TPUS
+from marft_jax.models import config_json
 from marft_jax.models.decoder import DecoderConfig
 from marft_jax.models.families import dense
 
@@ -23,7 +26,14 @@ QWEN3_06B = _shape(151936, 1024, 28, 16, 8, 128, 3072)
 QWEN3_4B = _shape(151936, 2560, 36, 32, 8, 128, 9728)
 GEMMA_7B = _shape(256000, 3072, 28, 16, 16, 256, 24576)
 SLIDING = tuple(i % 6 != 5 for i in range(48))
+FULL_EVERY_4 = tuple(i % 4 != 3 for i in range(32))
+OLMO3_7B = _shape(100278, 4096, 32, 32, 32, 128, 11008, window=4096, sliding=FULL_EVERY_4)
 GEMMA3_12B = _shape(262208, 3840, 48, 16, 8, 256, 15360, window=1024, sliding=SLIDING)
+MODELS = Path(__file__).parents[3] / "configs/models"
+GEMMA4_E4B, GEMMA4_26B, QWEN3_30B = (
+    config_json.read_config(json.loads((MODELS / name / "config.json").read_bytes()), name)
+    for name in ("gemma-4-e4b", "gemma-4-26b-a4b", "qwen3-30b-a3b")
+)
 PEAKS = {name: (c.flops, c.bandwidth) for name, c in (TPUS | GPUS).items()}
 PEAKS |= {"a6000": (155e12, 768e9), "a100-40": (312e12, 1.555e12)}
 
@@ -71,7 +81,8 @@ def token_flops(f: Figure) -> float:
     if f.work == "training":
         return 3 * (forward + vocabulary)
     attention = forward - cost.forward_flops(m, 1, 0)
-    lora = cost.forward_flops(m, 1, 0, 16, list(m.matrices())) - cost.forward_flops(m, 1, 0)
+    targets = {own[0].target or name: None for name, own in m.matrices().items()}
+    lora = cost.forward_flops(m, 1, 0, 16, [*targets]) - cost.forward_flops(m, 1, 0)
     return 2 * forward + attention + 3 * lora + 2 * vocabulary
 
 
@@ -83,10 +94,17 @@ FIGURES = (
     Figure("training", "Llama3.1-70B", "v6e", 32, 32 * 921, LLAMA3_70B, 8192),
     Figure("training", "Llama2-70B", "v5p", 512, 512 * 692, LLAMA2_70B, 4096),
     Figure("training", "Llama3.1-405B", "v5p", 512, 512 * 124.6, LLAMA3_405B),
+    Figure("training", "Gemma4-E4B", "tpu7x", 128, 64 * 33755.24, GEMMA4_E4B, 8192),
+    Figure("training", "Gemma4-26B-A4B", "tpu7x", 128, 64 * 23707.14, GEMMA4_26B, 4096),
+    Figure("training", "Llama3.1-70B", "tpu7x", 128, 64 * 2686.98, LLAMA3_70B, 8192),
+    Figure("training", "Llama3.1-405B", "tpu7x", 512, 256 * 499.77, LLAMA3_405B, 8192),
     Figure("LoRA", "Qwen3-0.6B", "h100", 1, 13340, QWEN3_06B, 16384),
     Figure("LoRA", "Qwen3-4B", "h100", 1, 6230, QWEN3_4B, 16384),
     Figure("LoRA", "Qwen3-4B", "h100", 1, 4160, QWEN3_4B, 65536),
     Figure("LoRA", "Qwen3-4B", "h100", 8, 48700, QWEN3_4B, 16384),
+    Figure("LoRA", "OLMo-3-7B", "h100", 1, 5352, OLMO3_7B, 16384),
+    Figure("LoRA", "Qwen3-30B-A3B", "h100", 4, 16279, QWEN3_30B, 16384),
+    Figure("LoRA", "Qwen3-30B-A3B", "h100", 8, 32529, QWEN3_30B, 16384),
     Figure("LoRA", "Qwen3-4B", "a6000", 1, 1230, QWEN3_4B, 16384),
     Figure("decode", "Llama3-8B", "v5e", 8, 8249, LLAMA3_8B, 1536, 128),
     Figure("decode", "Llama3-8B, int8", "v5e", 8, 10873, LLAMA3_8B, 1536, 256, 1),
