@@ -349,12 +349,13 @@ class Decoder(nnx.Module):
         rope = ropes(self.config.attentions, positions_BT)
 
         def run(
-            graphdef: Any, layer: Layer, weights: Sequence[Base], *args: Any
+            graphdef: Any, kind: Any, number: Any, traced: Any, weights: Sequence[Base], *args: Any
         ) -> tuple[Array, Any]:
-            return nnx.merge(graphdef, *weights)(layer, *args, reading)
+            own = (x if y is None else y for x, y in zip(kind, traced, strict=True))
+            return nnx.merge(graphdef, *weights)(Layer(number, *own), *args, reading)
 
         stacked = self.config.stacked
-        run = rematerialised(run, self.remat, 0 if stacked else (0, 1), scanned=stacked)
+        run = rematerialised(run, self.remat, (0, 1), scanned=stacked)
         through = self._scanned if stacked else self._unrolled
         x_BTD, kept = through(run, x_BTD, rope, lora, owners, cache, own)
         return self.final_norm(x_BTD), kept
@@ -371,9 +372,9 @@ class Decoder(nnx.Module):
                 adapters = LayerAdapters(lora.of(i, self.config) if lora else {}, owners)
                 at = self.config.caches[i]
                 own = kept.get(at, None if cache is None else cache[at])
-                layer = Layer(slides=self.config.sliding[i], rope=self.config.ropes[i])
-                given = inputs and inputs[i]
-                x_BTD, kept[at] = run(graphdef, layer, weights, x_BTD, rope, adapters, own, given)
+                kind = self.config.sliding[i], self.config.ropes[i]
+                args = weights, x_BTD, rope, adapters, own, inputs and inputs[i]
+                x_BTD, kept[at] = run(graphdef, kind, None, (None, None), *args)
         return x_BTD, [*kept.values()]
 
     def _scanned(
@@ -388,12 +389,8 @@ class Decoder(nnx.Module):
         parts = (nnx.split(block, _of_experts, ...) for block in self.layers)
         graphdefs, experts, weights = zip(*parts, strict=True)
         kinds = [(c.sliding[j::p], c.ropes[j::p]) for j in range(p)]
+        # traced where the layers of a place are of several kinds
         traced = [[jnp.asarray(x) if len({*x}) > 1 else None for x in own] for own in kinds]
-
-        def layer(i: Array, kinds: Any, traced: Any) -> Layer:
-            """Layer of a place in the period; its kind is traced where the place has several."""
-            kind = (x[0] if y is None else y for x, y in zip(kinds, traced, strict=True))
-            return Layer(i, *kind)
 
         def step(carried: Any, each: Any) -> tuple[Any, Any]:
             (x_BTD, cache), (i, traced, weights, adapters, given) = carried, each
@@ -401,10 +398,9 @@ class Decoder(nnx.Module):
             for j in range(p):
                 matrices = lora._replace(layers=adapters).of(j, c) if lora else {}
                 inputs = x_BTD, rope, LayerAdapters(matrices, owners), cache and cache[j]
-                own = experts[j], weights[j]
-                x_BTD, new = run(
-                    graphdefs[j], layer(i, kinds[j], traced[j]), own, *inputs, given and given[j]
-                )
+                own, kind = (experts[j], weights[j]), tuple(x[0] for x in kinds[j])
+                args = traced[j], own, *inputs, given and given[j]
+                x_BTD, new = run(graphdefs[j], kind, i, *args)
                 kept += (new,)
             return ((x_BTD, None), kept) if cache is None else ((x_BTD, kept), None)
 

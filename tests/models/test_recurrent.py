@@ -24,7 +24,7 @@ from marft_jax.interop.initial import initial_adapters
 from marft_jax.learning import batch as batch_lib
 from marft_jax.models import config_json, decoder, lora
 from marft_jax.models.ops import delta
-from marft_jax.models.weights.load import load_base
+from marft_jax.models.weights.load import abstract_decoder, load_base
 from marft_jax.sampling.protocol import Request
 from marft_jax.types import MAIN, Sampling
 
@@ -364,6 +364,17 @@ def test_gradients_of_each_owner_are_the_same_on_one_device_and_stacked_on_four(
     for name, pair in one.items():
         each = np.abs(pair["a"]).reshape(3, -1).max(1)
         assert each[0] > 0 and each[2] > 0 and each[1] == 0, name  # who is absent learns nothing
+
+
+def test_stacked_layers_of_unlike_heads_may_be_computed_again():
+    """Gemma 4's global layers have wider heads, and so a rotary table of another shape."""
+    config = CONFIGS["gemma4_experts"]
+    model = small.base_on(small.one_device(), 2 * config.n_layers, True, config)
+    graphdef, _ = abstract_decoder(model.config, jnp.float32, remat="block")
+    rows = [jnp.zeros((1, 12), jnp.int32)] * 3
+    run = functools.partial(decoder.forward, graphdef, lora=None, owners=None)
+    hidden, _ = jax.eval_shape(run, model.params, *rows)
+    assert hidden.shape == (1, 12, config.d_model)
 
 
 def test_sequences_of_such_a_base_share_no_prefix_in_the_update():
