@@ -151,10 +151,11 @@ class Lora(Section):
     """Rank of the adapters."""
     alpha: Positive = 16.0
     """Scale of the adapters: their product is multiplied by alpha / rank."""
-    targets: tuple[str, ...] = ("q", "k", "v", "o", "gate", "up", "down")
-    """Matrices with an adapter. Adapters on attention alone (q, k, v, o) learn less, even with as
-    many parameters (Schulman et al. 2025, LoRA Without Regret). ``experts`` adapts the routed
-    experts of a mixture, with a pair of matrices for each expert."""
+    targets: tuple[str, ...] = ("all-linear",)
+    """Matrices with an adapter, such as q v. all-linear: all but those of routed experts, as in
+    peft. Adapters on attention alone (q, k, v, o) learn less, even with as many parameters
+    (Schulman et al. 2025, LoRA Without Regret). ``experts`` adapts the routed experts of a mixture,
+    with a pair of matrices for each expert."""
     init: str | None = setting(None, path=os.path.exists)
     """Adapters to start from: a run directory, an export, hub:owner/name, or a steps_NNNN folder of
     MARFT; none: new adapters."""

@@ -18,6 +18,7 @@ Source: LoRA, Hu et al. 2021, section 4.1.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -28,6 +29,8 @@ from jax.typing import DTypeLike
 
 from marft_jax.errors import BadInput
 from marft_jax.models.ops.products import from_ranks, product
+
+ALL_LINEAR = "all-linear"
 
 Adapters = dict[str, dict[str, Array]]
 
@@ -85,11 +88,24 @@ def adapted(config: Any, targets: Sequence[str]) -> list[str]:
     """Names of the stacks of matrices that these targets adapt, in the order of the targets.
 
     Args:
-        config: the ``DecoderConfig`` of the base.
-        targets: names of matrices, or ``experts`` for the matrices of routed experts.
+        config: the ``DecoderConfig`` of the base. Targets that it lacks are left out.
+        targets: as in ``named``.
     """
     known = _by_target(config)
-    return [name for target in targets for name in known[target]]
+    return [name for target in named(config, targets) for name in known.get(target, ())]
+
+
+def named(config: Any, targets: Sequence[str]) -> list[str]:
+    """Names these targets, each once.
+
+    Args:
+        config: the ``DecoderConfig`` of the base.
+        targets: names of matrices; ``experts`` for the matrices of routed experts; ``all-linear``
+            for all others, as in peft.
+    """
+    usual = [target for target in _by_target(config) if target != "experts"]
+    each = (usual if target == ALL_LINEAR else [target] for target in targets)
+    return list(dict.fromkeys(itertools.chain(*each)))
 
 
 def _by_target(config: Any) -> dict[str, list[str]]:
@@ -99,19 +115,21 @@ def _by_target(config: Any) -> dict[str, list[str]]:
     return found
 
 
-def check_targets(config: Any, targets: Sequence[str]) -> None:
-    """Checks that the base has every matrix that is to have an adapter.
+def check_targets(configs: Sequence[Any], targets: Sequence[str]) -> None:
+    """Checks that each target is a matrix of a base, and that each base has one of them.
 
     Args:
-        config: the ``DecoderConfig`` of the base.
+        configs: the ``DecoderConfig`` of each base.
 
     Raises:
-        BadInput: it lacks one.
+        BadInput: it is not so.
     """
-    known = _by_target(config)
-    if not set(targets) <= set(known):
+    known = dict.fromkeys(itertools.chain(*map(_by_target, configs)))
+    each = "" if len(configs) == 1 else " and at least one of each base"
+    if not {*targets} <= {*known, ALL_LINEAR} or not all(adapted(c, targets) for c in configs):
         raise BadInput(
-            f"--lora.targets: expected distinct ones of {', '.join(known)}, got {targets!s:.80}"
+            f"--lora.targets: expected {ALL_LINEAR}, or distinct ones of {', '.join(known)}{each}, "
+            f"got {targets!s:.80}"
         )
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import itertools
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Executor
 from pathlib import Path
 from typing import NamedTuple
@@ -28,7 +29,7 @@ from marft_jax.learning.settings import LearnerSettings, resolve, resolved
 from marft_jax.learning.state_parts import StatePart, find_state_parts
 from marft_jax.learning.teaching import Teaching
 from marft_jax.models.decoder import DecoderConfig
-from marft_jax.models.lora import Adapters, check_targets
+from marft_jax.models.lora import Adapters, check_targets, named
 from marft_jax.models.weights.load import BaseModel, copy_base, load_base
 from marft_jax.parallel import mesh as mesh_lib
 from marft_jax.parallel import processes
@@ -40,6 +41,7 @@ from marft_jax.run.compatibility import identity_of
 from marft_jax.run.progress import Progress
 from marft_jax.sampling.bases import SamplerOfBases
 from marft_jax.sampling.protocol import Sampler
+from marft_jax.setting import replaced
 from marft_jax.team.assemble import make_team, workflow_of
 from marft_jax.team.bases import models_of
 from marft_jax.team.prompts import Team
@@ -103,7 +105,14 @@ def open_session(
     processes.start(config.mesh)
     meshes = mesh, _ = mesh_lib.make_meshes(config.mesh)
     models = models_of(config.model, blueprint.bases, blueprint.on)
-    bases = {n: load_onto(meshes, model, config.lora.targets) for n, model in models.items()}
+    shapes = list[DecoderConfig]()
+
+    def check(shape: DecoderConfig) -> None:
+        shapes.append(shape)
+        if len(shapes) == len(models):
+            check_targets(shapes, config.lora.targets)
+
+    bases = {name: load_onto(meshes, model, check) for name, model in models.items()}
     talk = {
         name: (base.tokenizer, min(models[name].context, base.config.max_position))
         for name, base in bases.items()
@@ -117,8 +126,10 @@ def open_session(
         name: _open_engine(config, (mesh, own), name, base, team, at_once)
         for (name, base), own in zip(bases.items(), places, strict=True)
     }
-    shapes = {name: (base.source, base.config) for name, base in bases.items()}
-    learning = resolve(config, shapes, {name: base.lr for name, base in blueprint.bases.items()})
+    known = {name: (base.source, base.config) for name, base in bases.items()}
+    targets = itertools.chain(*(named(shape, config.lora.targets) for shape in shapes))
+    config = replaced(config, "lora.targets", tuple(dict.fromkeys(targets)))
+    learning = resolve(config, known, {name: base.lr for name, base in blueprint.bases.items()})
     config = resolved(config, learning)
     parts = find_state_parts(config, team)
     copied = functools.partial(mesh_lib.placed, mesh=playing)
@@ -140,21 +151,28 @@ def fresh_state(session: Session, learner: Learner) -> TrainState:
     return state_parts.begin(session.parts, learner.init())
 
 
-def load_onto(meshes: tuple[Mesh, ...], model: Model, targets: Sequence[str]) -> BaseModel:
-    """Loads a base onto the devices of the first mesh, with a bar of progress."""
+def load_onto(
+    meshes: tuple[Mesh, ...], model: Model, check: Callable[[DecoderConfig], object] | None = None
+) -> BaseModel:
+    """Loads a base onto the devices of the first mesh, with a bar of progress.
+
+    Args:
+        check: is given the shape before weights are read, and may raise.
+    """
     console = Console(stderr=True, highlight=False, quiet=not processes.is_lead())
     with Progress(f"loading {model.base}", console, " MiB") as progress:
 
         def report(done: int, total: int) -> None:
             progress(done >> 20, total >> 20)
 
-        def check(shape: DecoderConfig) -> None:
-            check_targets(shape, targets)
+        def check_shape(shape: DecoderConfig) -> None:
+            if check is not None:
+                check(shape)
             for each in meshes:
                 mesh_lib.check_heads(each, shape.heads)
 
         place, platform = mesh_lib.placer(meshes[0]), meshes[0].devices.flat[0].platform
-        base = load_base(model, place, platform, report, check)
+        base = load_base(model, place, platform, report, check_shape)
     base.tokenizer.date(processes.of_first(base.tokenizer.started))
     return base
 

@@ -34,7 +34,7 @@ def open_teaching(session: Session, blueprint: Blueprint) -> Teaching | None:
     on = tuple(teacher.base or "" if teacher else "" for teacher in team.teachers)
     models = models_of(config.model, blueprint.bases, [base for base in on if base])
     bases = {
-        name: session.bases.get(name) or load_onto((session.mesh,), model, ())
+        name: session.bases.get(name) or load_onto((session.mesh,), model)
         for name, model in models.items()
     }
     for profile, tokenizer, base in zip(team.profiles, team.tokenizers, on, strict=True):

@@ -27,6 +27,7 @@ from marft_jax.run.checkpoints import Checkpoints
 from marft_jax.run.compatibility import identity_of
 from marft_jax.run.directory import write_settings
 from marft_jax.run.setup import initial_state, make_learner, open_session, restore_state
+from marft_jax.setting import replaced
 from marft_jax.team.dag import Graph, Node
 from marft_jax.team.profiles import BUILT_IN
 from marft_jax.team.team_files import Blueprint, load_team
@@ -44,7 +45,7 @@ def session():
 def run(session, tmp_path_factory):
     """A run directory with two checkpoints; the adapters tell the step they are of."""
     folder = tmp_path_factory.mktemp("run")
-    config = cli.parse(["--run.dir", str(folder)])
+    config = replaced(session.config, "run.dir", str(folder))
     state = make_learner(session).init()
     write_settings(folder, config, Blueprint(BUILT_IN))
     with Checkpoints(folder, identity_of(config, session.bases, session.team), 2) as checkpoints:

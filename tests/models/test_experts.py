@@ -429,9 +429,22 @@ def test_rollout_and_update_route_the_same_tokens_alike(config):
 def test_targets_are_counted_for_each_kind_of_layer_and_refused_where_there_are_none():
     assert lora.adapted(MIXED, TARGETS) == ["q", "v", "experts_gate_up", "experts_down"]
     assert lora.counts(MIXED, ("q", "gate")) == "attention 3 of 12, experts 0 of 4, dense 1 of 3"
-    lora.check_targets(MIXED, ("gate", "experts"))
+    lora.check_targets([MIXED], ("gate", "experts"))
     with pytest.raises(BadInput, match="--lora.targets: .* q, k, v, o, experts, got .*'gate'"):
-        lora.check_targets(SPARSE, ("q", "gate"))
+        lora.check_targets([SPARSE], ("q", "gate"))
+
+
+def test_all_linear_is_every_matrix_of_each_base_but_those_of_routed_experts():
+    assert lora.adapted(MIXED, ["all-linear"]) == ["q", "k", "v", "o", "gate", "up", "down"]
+    assert lora.adapted(SPARSE, ["all-linear"]) == ["q", "k", "v", "o"]
+    assert lora.named(SPARSE, ["all-linear", "experts", "q"]) == ["q", "k", "v", "o", "experts"]
+
+
+def test_bases_of_a_team_may_differ_in_the_matrices_that_they_adapt():
+    lora.check_targets([MIXED, SPARSE], ("q", "gate"))
+    assert lora.adapted(SPARSE, ("q", "gate")) == ["q"]
+    with pytest.raises(BadInput, match="--lora.targets: .* at least one of each base, got"):
+        lora.check_targets([MIXED, SPARSE], ("gate",))
 
 
 def test_a_plan_counts_all_weights_and_those_that_a_token_meets():

@@ -97,9 +97,9 @@ def test_fuse_keeps_each_layer_and_target_apart():
 
 
 def test_a_target_that_the_base_lacks_is_refused_and_what_it_has_is_named():
-    lora.check_targets(small.CONFIG, ("down", "q"))
+    lora.check_targets([small.CONFIG], ("down", "q"))
     with pytest.raises(BadInput, match="--lora.targets: .* q, k, v, o, gate, up, down, got .*'w'"):
-        lora.check_targets(small.CONFIG, ("q", "w"))
+        lora.check_targets([small.CONFIG], ("q", "w"))
 
 
 def test_the_parts_of_a_layer_list_what_the_decoder_is_made_of():

@@ -26,6 +26,7 @@ from marft_jax.extras.planning.compile import Run, compiled, describe
 from marft_jax.extras.planning.topology import Topology, find_topology
 from marft_jax.extras.planning.work import on_base, step_work
 from marft_jax.learning.algorithms import find_algorithm
+from marft_jax.models import lora
 from marft_jax.models.tokenizers.tokenizer import ByteTokenizer
 from marft_jax.models.weights.sources import decoder_config
 from marft_jax.team.assemble import make_team, workflow_of
@@ -80,6 +81,7 @@ def plans(
         for base, decoder in decoders.items()
         if base in blueprint.on
     }
+    lora.check_targets([decoders[base] for base in talk], config.lora.targets)
     team = make_team(config.team, config.lora.mode, blueprint, talk)
     work = step_work(config, team, workflow_of(config.team, blueprint))
     algorithm, found = find_algorithm(config.algo.name), dict[str, verdict.Plan]()

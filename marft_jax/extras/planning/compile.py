@@ -128,7 +128,6 @@ def describe(
     mesh, playing = mesh_lib.make_meshes(config.mesh, devices, topology.per_host)
     for each in (mesh, playing):
         mesh_lib.check_heads(each, model.heads)
-    lora.check_targets(model, config.lora.targets)
     own = np.asarray(topology.host)[-playing.size // hosts :]
     here = Mesh(own.reshape(-1, *playing.devices.shape[1:]), mesh_lib.AXES)
     here = mesh_lib.parts(here, config.mesh.bases, place[1])[place[0]]
