@@ -84,7 +84,7 @@ class LayerConfig(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class DecoderConfig:
-    """Shape of a decoder; ``families.py`` reads it from config.json, ``gguf.py`` from GGUF.
+    """Shape of a decoder; ``families.py`` reads it from config.json, ``gguf_config.py`` from GGUF.
 
     Attributes:
         layers: the parts of each layer.

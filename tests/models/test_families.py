@@ -19,7 +19,7 @@ from marft_jax.models import config_json, decoder, families
 from marft_jax.models.names import paths_by_name
 from marft_jax.models.rope import RopeScaling
 from marft_jax.models.weights import gguf as gguf_files
-from marft_jax.models.weights import load, safetensors
+from marft_jax.models.weights import gguf_config, load, safetensors
 from marft_jax.models.weights.layout import expert_rows, layouts
 
 BASE = dict(
@@ -437,7 +437,7 @@ def test_gguf_gives_the_logits_of_transformers(variant, kind, tmp_path):
     arch = VARIANTS[variant][0].lower()
     write_gguf(tmp_path / "m.gguf", model, arch, kind)
     file = gguf_files.open_gguf(tmp_path / "m.gguf")
-    config = gguf_files.read_config(file)
+    config = gguf_config.read_config(file)
     ours = our_logits(config, lambda shapes: gguf_files.read(file, config, shapes), tokens)
     np.testing.assert_allclose(ours, torch_logits(model, tokens), atol=2e-4, rtol=1e-4)
 
@@ -447,7 +447,7 @@ def test_rope_divisors_of_another_formula_are_refused(tmp_path):
     odd = np.linspace(1.0, 4.0, 8).astype(np.float32)
     write_gguf(tmp_path / "m.gguf", model, "llama", "F32", rope=odd)
     with pytest.raises(BadInput, match="rope_freqs.weight.*Llama 3's formula"):
-        gguf_files.read_config(gguf_files.open_gguf(tmp_path / "m.gguf"))
+        gguf_config.read_config(gguf_files.open_gguf(tmp_path / "m.gguf"))
 
 
 LLAMA = dict(BASE, architectures=["LlamaForCausalLM"])

@@ -28,7 +28,7 @@ from marft_jax.formats import foreign
 from marft_jax.interop import peft
 from marft_jax.models import config_json
 from marft_jax.models.tokenizers import tokenizer
-from marft_jax.models.weights import gguf, load, safetensors, sources
+from marft_jax.models.weights import gguf, gguf_config, load, safetensors, sources
 from marft_jax.run import manifest
 from marft_jax.team.team_files import load_team
 
@@ -124,7 +124,7 @@ def test_every_odd_field_of_a_gguf_file_is_named_or_harmless(tmp_path):
             "llama.attention.sliding_window", "llama.expert_count"]  # fmt: skip
     for key in keys:
         for value in ODD:
-            harmless(gguf.read_config, file._replace(metadata={**file.metadata, key: value}))
+            harmless(gguf_config.read_config, file._replace(metadata={**file.metadata, key: value}))
     metadata = test_gguf.byte_level_metadata("smollm")
     names = ["bos", "eos", "unknown", "padding", "eot"]
     keys = [*metadata, *(f"tokenizer.ggml.{name}_token_id" for name in names)]

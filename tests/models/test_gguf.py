@@ -23,7 +23,7 @@ from marft_jax.models.ops import blocks
 from marft_jax.models.parts.experts import ExpertsConfig
 from marft_jax.models.tokenizers import tokenizer, vocabulary
 from marft_jax.models.weights import gguf as gguf_files
-from marft_jax.models.weights import load
+from marft_jax.models.weights import gguf_config, load
 
 CHATML = (
     "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>\n' }}"
@@ -106,7 +106,7 @@ def finish(writer: gguf.GGUFWriter) -> None:
 
 def read(path: Path, quantize: str = "none") -> dict[str, Any]:
     file = gguf_files.open_gguf(path)
-    config = gguf_files.read_config(file)
+    config = gguf_config.read_config(file)
     shapes = load.shapes_of(load.abstract_decoder(config, np.float32)[1])
     return dict(gguf_files.read(file, config, shapes, quantize))
 
@@ -147,7 +147,7 @@ def test_a_tensor_of_all_experts_is_unpacked_expert_by_expert(tmp_path):
         ("experts_down/2/0", values["ffn_down_exps"][2]),
     ):
         np.testing.assert_array_equal(tensors[f"layers/0/mlp/{ours}/kernel"], expected)
-    [layer] = gguf_files.read_config(gguf_files.open_gguf(tmp_path / "m.gguf")).layers
+    [layer] = gguf_config.read_config(gguf_files.open_gguf(tmp_path / "m.gguf")).layers
     assert layer.mlp == ExpertsConfig(256, 32, n_experts=4, n_chosen=2, normalised=True)
 
 
@@ -172,7 +172,7 @@ def test_layers_without_key_value_heads_are_short_convolutions(tmp_path):
         writer.add_tensor(name, written[path].squeeze())
     writer.add_layer_norm_rms_eps(2**-17)
     finish(writer)
-    assert gguf_files.read_config(gguf_files.open_gguf(tmp_path / "m.gguf")) == config
+    assert gguf_config.read_config(gguf_files.open_gguf(tmp_path / "m.gguf")) == config
     chex.assert_trees_all_equal(read(tmp_path / "m.gguf"), written)
 
 
@@ -191,7 +191,7 @@ def test_blocks_of_four_bits_stay_packed_and_keep_their_values(arch, tmp_path):
 
 def test_metadata_becomes_the_decoder_config(tmp_path):
     write(tmp_path / "m.gguf", "qwen2")
-    config = gguf_files.read_config(gguf_files.open_gguf(tmp_path / "m.gguf"))
+    config = gguf_config.read_config(gguf_files.open_gguf(tmp_path / "m.gguf"))
     assert config == dense(
         vocab_size=32,
         d_model=256,
@@ -232,10 +232,10 @@ def test_two_scalings_of_rope_at_once_are_refused(tmp_path):
     writer.add_tensor("rope_freqs.weight", np.ones(64, np.float32))
     finish(writer)
     file = gguf_files.open_gguf(tmp_path / "m.gguf")
-    assert gguf_files.read_config(file).attentions[0].rope_scaling is None
+    assert gguf_config.read_config(file).attentions[0].rope_scaling is None
     linear = {"llama.rope.scaling.type": "linear", "llama.rope.scaling.factor": 2.0}
     with pytest.raises(BadInput, match="rope_freqs.weight' beside rope.scaling.factor 2 is not"):
-        gguf_files.read_config(file._replace(metadata=file.metadata | linear))
+        gguf_config.read_config(file._replace(metadata=file.metadata | linear))
 
 
 def write_gemma(path: Path, **changes) -> dict[str, np.ndarray]:
@@ -266,7 +266,7 @@ def test_of_gemma_a_file_holds_the_whole_scales_of_norms(tmp_path):
         ("final_norm/scale", values["output_norm.weight"]),
     ):
         np.testing.assert_allclose(tensors[ours], stored - 1, atol=1e-6)
-    config = gguf_files.read_config(gguf_files.open_gguf(tmp_path / "m.gguf"))
+    config = gguf_config.read_config(gguf_files.open_gguf(tmp_path / "m.gguf"))
     [mixer] = config.attentions
     assert (config.window, config.sliding, mixer.rope_theta) == (16, (True,), 1e4)
     assert mixer.query_pre_attn_scalar is None
@@ -278,7 +278,7 @@ def test_gemmas_27b_divides_scores_by_another_root(tmp_path):
     metadata = file.metadata | {"gemma3.block_count": 62, "gemma3.attention.head_count": 4}
     pattern = [i % 3 == 0 for i in range(62)]
     more = {"gemma3.attention.sliding_window_pattern": pattern, "gemma3.attention.key_length": 128}
-    config = gguf_files.read_config(file._replace(metadata=metadata | more))
+    config = gguf_config.read_config(file._replace(metadata=metadata | more))
     mixer = config.attentions[1]
     assert mixer.query_pre_attn_scalar == 256 / 4 and config.sliding == tuple(pattern)
     assert mixer.rope_theta == 1e6

@@ -125,11 +125,11 @@ def _open_directory(directory: Path) -> Source:
 
 def _open_gguf(path: Path) -> Source:
     from marft_jax.models.tokenizers import tokenizer
-    from marft_jax.models.weights import gguf
+    from marft_jax.models.weights import gguf, gguf_config
 
     file = gguf.open_gguf(path)
     return Source(
-        lambda: gguf.read_config(file),
+        lambda: gguf_config.read_config(file),
         lambda config, shapes, quantize: gguf.read(file, config, shapes, quantize),
         lambda: tokenizer.from_gguf(file.metadata, str(path)),
         lambda: _digest([path], file.header_bytes),
