@@ -30,6 +30,9 @@ _NUMBERS = (
 """Sizes here, in config.json and in GGUF, and the largest: a decoder is laid out before its tensors
 are found."""
 
+SIZES = {ours: hf for ours, hf, *_ in _NUMBERS}
+"""Sizes here and in config.json."""
+
 _MODEL_TYPES: dict[str | None, str] = {
     **{name.removesuffix("ForCausalLM").lower(): name for name in FAMILIES},
     "qwen3_moe": "Qwen3MoeForCausalLM",
@@ -146,7 +149,7 @@ def sizes_of(config: DecoderConfig) -> dict[str, int]:
     """Sizes as config.json spells them."""
     [layer, *_] = config.layers
     known = {**vars(layer.mixer), **vars(layer.mlp), **vars(config), "n_layers": config.n_layers}
-    return {hf: known[ours] for ours, hf, *_ in _NUMBERS}
+    return {hf: known[ours] for ours, hf in SIZES.items()}
 
 
 def _architecture(config: Mapping[str, Any], source: str) -> str:

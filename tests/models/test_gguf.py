@@ -269,7 +269,7 @@ def test_of_gemma_a_file_holds_the_whole_scales_of_norms(tmp_path):
     config = gguf_config.read_config(gguf_files.open_gguf(tmp_path / "m.gguf"))
     [mixer] = config.attentions
     assert (config.window, config.sliding, mixer.rope_theta) == (16, (True,), 1e4)
-    assert mixer.query_pre_attn_scalar is None
+    assert mixer.query_pre_attn_scalar == mixer.head_dim
 
 
 def test_gemmas_27b_divides_scores_by_another_root(tmp_path):

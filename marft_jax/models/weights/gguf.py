@@ -45,6 +45,14 @@ class GGUF(NamedTuple):
     tensors: Mapping[str, ReaderTensor]
     header_bytes: int
 
+    @property
+    def architecture(self) -> Any:
+        return self.metadata.get("general.architecture")
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """Value of a key that begins with the architecture."""
+        return self.metadata.get(f"{self.architecture}.{key}", default)
+
 
 class _Reader(GGUFReader):
     """Reads no header that is larger than any model's, and nothing past the end of the file.

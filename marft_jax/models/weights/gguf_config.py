@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,6 @@ from marft_jax.errors import BadInput
 from marft_jax.formats.foreign import readable
 from marft_jax.models import config_json, families
 from marft_jax.models.decoder import DecoderConfig
-from marft_jax.models.parts.short_conv import ShortConvConfig
 from marft_jax.models.rope import RopeScaling
 from marft_jax.models.weights.gguf import GGUF, ROPE_FREQS, shape_of, unpack
 
@@ -28,9 +28,24 @@ ARCHITECTURES = {
     "olmo2": families.FAMILIES["Olmo2ForCausalLM"],
     "lfm2": families.FAMILIES["Lfm2ForCausalLM"],
 }
-_WINDOWED = {"gemma2": 2, "gemma3": 6}  # whose window llama.cpp reads, and which layer is full
-
-_Get = Callable[..., Any]
+_KEYS = {
+    "sliding_window_pattern": "attention.sliding_window_pattern",
+    **dict.fromkeys(("num_experts", "num_local_experts"), "expert_count"),
+    "num_experts_per_tok": "expert_used_count",
+    "moe_intermediate_size": "expert_feed_forward_length",
+    "shared_expert_intermediate_size": "expert_shared_feed_forward_length",
+    "conv_L_cache": "shortconv.l_cache",
+    "linear_num_key_heads": "ssm.group_count",
+    "linear_num_value_heads": "ssm.time_step_rank",
+    "linear_key_head_dim": "ssm.state_size",
+    "linear_conv_kernel_dim": "ssm.conv_kernel",
+    "full_attention_interval": "full_attention_interval",
+    "embedding_multiplier": "embedding_scale",
+    "residual_multiplier": "residual_scale",
+    "logits_scaling": "logit_scale",
+    **{key: key for key in families.SOFT_CAPS},
+}
+"""Names in config.json and in GGUF of settings that only some families have."""
 
 
 def read_config(file: GGUF) -> DecoderConfig:
@@ -44,137 +59,122 @@ def read_config(file: GGUF) -> DecoderConfig:
 
 
 def _read_config(file: GGUF) -> DecoderConfig:
-    arch, source, tensors = file.metadata.get("general.architecture"), str(file.path), file.tensors
+    arch, source, tensors = file.architecture, str(file.path), file.tensors
     if arch not in ARCHITECTURES:
         raise BadInput(
             f"{source}: GGUF architecture {arch!r} is not supported; "
             f"supported: {', '.join(ARCHITECTURES)}"
         )
-    if (embedding := tensors.get("token_embd.weight")) is None:
+    if "token_embd.weight" not in tensors:
         raise BadInput(f"{source}: tensor 'token_embd.weight' is missing")
-
-    def get(key: str, default: Any = None) -> Any:
-        return file.metadata.get(f"{arch}.{key}", default)
-
-    def size(key: str) -> Any:
-        """A size, the largest where there is one for each layer."""
-        value = shape_of(embedding)[0] if key == "vocab_size" else get(key)
-        return max(value) if isinstance(value, list) else value
-
     family = ARCHITECTURES[arch]
-    sizes = config_json.sizes(size, "gguf", source)
-    _refuse_unsupported(arch, get, sizes["head_dim"], source)
-    theta = float(get("rope.freq_base", family.defaults.get("rope_theta", 1e4)))
-    local = get("rope.freq_base_swa", family.defaults.get("rope_local_base_freq"))
-    # only the 27B of Gemma 2 and 3 does not divide scores by √head_dim; no field says so
-    other_root = (arch, sizes["n_layers"]) in (("gemma2", 46), ("gemma3", 62))
+    sizes = config_json.sizes(functools.partial(_size, file), "gguf", source)
+    config = _settings(file, family, sizes)
+    _refuse_unsupported(file, family, config, sizes["head_dim"])
+    theta = float(file.get("rope.freq_base", family.defaults.get("rope_theta", 1e4)))
+    local = file.get("rope.freq_base_swa", family.defaults.get("rope_local_base_freq"))
+    rotated = file.get("rope.dimension_count", sizes["head_dim"])
     settings = sizes | {
-        "norm_eps": float(get("attention.layer_norm_rms_epsilon", 1e-5)),
+        "norm_eps": float(file.get("attention.layer_norm_rms_epsilon", 1e-5)),
         "rope_theta": theta,
-        "rope_scaling": _rope_scaling(file, get, sizes["head_dim"], theta),
+        "rope_scaling": _rope_scaling(file, sizes["head_dim"], theta),
+        "rotary_channels": 0 if rotated == sizes["head_dim"] else rotated,
         "local_rope_theta": local,
-        "query_pre_attn_scalar": sizes["d_model"] // sizes["n_heads"] if other_root else None,
+        "query_pre_attn_scalar": config.get("query_pre_attn_scalar"),
         "tie_embeddings": "output.weight" not in tensors,
         "qkv_bias": "blk.0.attn_q.bias" in tensors,
         "o_bias": "blk.0.attn_output.bias" in tensors,
+        **config_json.windows(family, config, sizes, local, source),
     }
-    if arch in _WINDOWED:
-        pattern = get("attention.sliding_window_pattern", _WINDOWED[arch])
-        settings |= _windows(sizes, family, pattern, get, local, source)
-    return config_json.built(family, source, **settings | _MORE.get(arch, _nothing)(get, sizes))
+    return config_json.built(family, source, **settings | family.more(config, source))
 
 
-def _nothing(get: _Get, sizes: Mapping[str, int]) -> dict[str, Any]:
-    return {}
+def _size(file: GGUF, key: str) -> Any:
+    """A size, of the first layer that has it where there is one for each layer."""
+    if key == "vocab_size":
+        return shape_of(file.tensors["token_embd.weight"])[0]
+    if key == "block_count" and (more := file.get("nextn_predict_layers")):
+        return file.get(key) - more  # the last ones predict later tokens; nothing reads them
+    if key == "feed_forward_length":
+        return file.get(key, file.get("expert_feed_forward_length"))
+    value = file.get(key)
+    return next(filter(None, value), 0) if isinstance(value, list) else value
 
 
-def _gemma2(get: _Get, sizes: Mapping[str, int]) -> dict[str, Any]:
-    defaults = families.FAMILIES["Gemma2ForCausalLM"].defaults
-    return {our: float(get(key, defaults[key])) for key, our in families.SOFT_CAPS.items()}
+def _settings(file: GGUF, family: families.Family, sizes: Mapping[str, int]) -> Mapping[str, Any]:
+    """What the file says in the spelling of config.json, for the family to read."""
+    found = {hf: file.get(key) for hf, key in _KEYS.items()}
+    found = {hf: value for hf, value in found.items() if value is not None}
+    found["sliding_window"] = file.get("attention.sliding_window", 0)
+    if isinstance(pattern := found.get("sliding_window_pattern"), list):
+        kinds = {True: "sliding_attention", False: "full_attention"}
+        found["layer_types"] = [kinds[bool(slides)] for slides in pattern]
+    own = {hf: sizes[ours] for ours, hf in config_json.SIZES.items()}
+    more = _MORE[file.architecture](file, sizes) if file.architecture in _MORE else {}
+    return family.usual({**family.defaults, **own, **found, **more})
 
 
-def _smollm3(get: _Get, sizes: Mapping[str, int]) -> dict[str, Any]:
-    return {"rotated": [(i + 1) % 4 != 0 for i in range(sizes["n_layers"])]}  # as llama.cpp
+def _gemma(file: GGUF, sizes: Mapping[str, int]) -> dict[str, Any]:
+    """Only the 27B of Gemma 2 and 3 does not divide scores by √head_dim; no field says so."""
+    other = sizes["n_layers"] == {"gemma2": 46, "gemma3": 62}[file.architecture]
+    root = sizes["d_model"] // sizes["n_heads"] if other else sizes["head_dim"]
+    return {"query_pre_attn_scalar": root}
 
 
-def _granite(get: _Get, sizes: Mapping[str, int]) -> dict[str, Any]:
-    names = "attention.scale", "embedding_scale", "residual_scale", "logit_scale"
-    by_default = sizes["head_dim"] ** -0.5, 1, 1, 1
-    found = (get(name) or own for name, own in zip(names, by_default, strict=True))
-    return families.multipliers(*map(float, found))
+def _granite(file: GGUF, sizes: Mapping[str, int]) -> dict[str, Any]:
+    return {"attention_multiplier": file.get("attention.scale", sizes["head_dim"] ** -0.5)}
 
 
-def _qwen3_experts(get: _Get, sizes: Mapping[str, int]) -> dict[str, Any]:
-    return {
-        "n_experts": get("expert_count"),
-        "n_chosen": get("expert_used_count"),
-        "d_expert": get("expert_feed_forward_length"),
-        "normalised": True,  # as llama.cpp
-        "is_dense": [False] * sizes["n_layers"],
-    }
+def _lfm2(file: GGUF, sizes: Mapping[str, int]) -> dict[str, Any]:
+    """Layers without key-value heads are convolutions."""
+    heads = file.get("attention.head_count_kv")
+    kinds = ["full_attention" if n else "conv" for n in heads]
+    return {"layer_types": kinds, "block_auto_adjust_ff_dim": False}
 
 
-def _lfm2(get: _Get, sizes: Mapping[str, int]) -> dict[str, Any]:
-    return {
-        "mixer": ShortConvConfig(sizes["d_model"], int(get("shortconv.l_cache"))),
-        "is_recurrent": [heads == 0 for heads in get("attention.head_count_kv")],
-    }
-
-
-_MORE = {
-    "qwen3moe": _qwen3_experts,
-    "gemma2": _gemma2,
-    "smollm3": _smollm3,
+_MORE: dict[str, Callable[[GGUF, Mapping[str, int]], dict[str, Any]]] = {
+    "qwen3moe": lambda file, sizes: {"norm_topk_prob": True},  # as llama.cpp
+    "gemma2": _gemma,
+    "gemma3": _gemma,
     "granite": _granite,
     "lfm2": _lfm2,
 }
+"""Settings of config.json that follow from several keys, or from none."""
 
 
-def _windows(
-    sizes: Mapping[str, int],
-    family: families.Family,
-    pattern: Any,
-    get: _Get,
-    local_theta: float | None,
-    source: str,
-) -> dict[str, Any]:
-    """Reads the window; its pattern is a number or a list by layers."""
-    settings = {
-        "sliding_window": get("attention.sliding_window", 0),
-        "sliding_window_pattern": pattern,
-    }
-    if isinstance(pattern, list):
-        kinds = {True: "sliding_attention", False: "full_attention"}
-        settings["layer_types"] = [kinds[bool(slides)] for slides in pattern]
-    return config_json.windows(family, settings, sizes, local_theta, source)
-
-
-def _refuse_unsupported(arch: str, get: _Get, head_dim: int, source: str) -> None:
-    window = get("attention.sliding_window")
-    narrow = window and arch not in _WINDOWED and window < get("context_length", 0)
+def _refuse_unsupported(
+    file: GGUF, family: families.Family, config: Mapping[str, Any], head_dim: int
+) -> None:
+    window, get = file.get("attention.sliding_window"), file.get
+    slides = family.slides and config.get("use_sliding_window", True)
+    narrow = window and not slides and window < get("context_length", 0)
+    rotated = get("rope.dimension_count", head_dim)
     scaling = get("rope.scaling.type", "none")
     refused = {
         "expert_count": (
-            ARCHITECTURES[arch].build is families.dense and get("expert_count", 0),
+            family.build is families.dense and get("expert_count", 0),
             "0 (no mixture of experts)",
         ),
         "attention.sliding_window": (narrow, "none, or at least the context length"),
         "attention.value_length": (get("attention.value_length", head_dim) != head_dim, head_dim),
-        "rope.dimension_count": (get("rope.dimension_count", head_dim) != head_dim, head_dim),
+        "rope.dimension_count": (
+            rotated != head_dim and "partial_rotary_factor" not in family.defaults,
+            head_dim,
+        ),
         "rope.scaling.type": (
             scaling not in ("none", "linear"),
             "none, linear, or Llama 3's rope_freqs tensor",
         ),
-        **{key: (arch != "gemma2" and get(key), "none") for key in families.SOFT_CAPS},
+        **{key: (key not in family.defaults and get(key), "none") for key in families.SOFT_CAPS},
     }
-    cases = {f"{arch}.{key}": case for key, case in refused.items()}
-    config_json.refuse(arch, cases, lambda key: get(key.partition(".")[2]), source)
+    cases = {f"{file.architecture}.{key}": case for key, case in refused.items()}
+    config_json.refuse(file.architecture, cases, file.metadata.get, str(file.path))
 
 
-def _rope_scaling(file: GGUF, get: _Get, head_dim: int, theta: float) -> RopeScaling | None:
+def _rope_scaling(file: GGUF, head_dim: int, theta: float) -> RopeScaling | None:
     """Reads linear scaling from metadata, Llama 3's from a tensor of divisors."""
-    factor = float(get("rope.scaling.factor", get("rope.scale_linear", 1.0)))
-    linear = get("rope.scaling.type", "linear") == "linear" and factor not in (0.0, 1.0)
+    factor = float(file.get("rope.scaling.factor", file.get("rope.scale_linear", 1.0)))
+    linear = file.get("rope.scaling.type", "linear") == "linear" and factor not in (0.0, 1.0)
     if ROPE_FREQS in file.tensors:
         if linear:
             both = f"tensor {ROPE_FREQS!r} beside rope.scaling.factor {factor:g}"
