@@ -150,7 +150,12 @@ QWEN3_5: dict[str, Any] = dict(
     recurrent="linear_attention",
     usual=_usual_qwen3_5,
     more=qwen3_5,
-    traits={"qk_norm": True, "gated": True, "norm_offset": 1.0},
+    traits={
+        "qk_norm": True,
+        "gated": True,
+        "norm_offset": 1.0,
+        "spelling": (("ffn_norm", "post_attention_norm"),),
+    },
 )
 """Of Qwen3.5 with a dense mlp."""
 QWEN3_5_EXPERTS = {

@@ -48,10 +48,8 @@ def source_name(config: DecoderConfig, path: str, spelling: Spelling) -> str:
     layer = config.layers[int(modules[1])]
     part = getattr(layer, modules[2], None)
     if len(modules) == 3 and part is not None:  # a parameter, not a module
-        names = part.MODULES[leaf]
-        if spelling == "hf":
-            return f"{_LAYER[spelling]}.{modules[1]}.{names.hf}"
-    elif len(modules) == 3:
+        return f"{_LAYER[spelling]}.{modules[1]}.{getattr(part.MODULES[leaf], spelling)}"
+    if len(modules) == 3:
         norms = _AROUND if config.pre_norms and config.post_norms else _NORMS
         names = norms[modules[2]]
     else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -151,29 +152,87 @@ def test_a_tensor_of_all_experts_is_unpacked_expert_by_expert(tmp_path):
     assert layer.mlp == ExpertsConfig(256, 32, n_experts=4, n_chosen=2, normalised=True)
 
 
-def test_layers_without_key_value_heads_are_short_convolutions(tmp_path):
-    """Of LFM2, by the names that ``gguf`` gives its tensors; filters have no axis of length 1."""
-    hf = dict(
-        architectures=["Lfm2ForCausalLM"], vocab_size=32, hidden_size=64, intermediate_size=96,
-        num_hidden_layers=3, num_attention_heads=2, num_key_value_heads=1, conv_L_cache=5,
-        max_position_embeddings=64, layer_types=["conv", "full_attention", "conv"],
-        block_auto_adjust_ff_dim=False, tie_word_embeddings=False, norm_eps=2**-17,
-    )  # fmt: skip
-    config, rng = config_json.read_config(hf, "config.json"), np.random.default_rng(0)
-    writer = gguf.GGUFWriter(str(tmp_path / "m.gguf"), "lfm2")
-    sizes = {"block_count": 3, "embedding_length": 64, "feed_forward_length": 96}
-    settings(writer, **sizes, **{"attention.head_count_kv": None, "shortconv.l_cache": 5})
-    writer.add_head_count_kv([0, 1, 0])
-    names, written = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LFM2, 3), {}
+SIZES = dict(
+    vocab_size=32, hidden_size=64, intermediate_size=96, num_attention_heads=4, rms_norm_eps=2**-17,
+    num_key_value_heads=2, max_position_embeddings=64, tie_word_embeddings=False,
+)  # fmt: skip
+STORED_SIZES = {
+    "embedding_length": 64, "feed_forward_length": 96, "attention.head_count": 4,
+    "attention.head_count_kv": 2, "context_length": 64, "attention.layer_norm_rms_epsilon": 2**-17,
+}  # fmt: skip
+DELTA = dict(
+    num_hidden_layers=4, head_dim=32, linear_num_key_heads=2, linear_num_value_heads=4,
+    linear_key_head_dim=16, linear_value_head_dim=32, linear_conv_kernel_dim=3,
+)  # fmt: skip
+STORED_DELTA = {
+    "block_count": 5, "nextn_predict_layers": 1, "attention.key_length": 32,
+    "attention.value_length": 32, "rope.dimension_count": 8, "rope.freq_base": 1e4,
+    "ssm.group_count": 2, "ssm.time_step_rank": 4, "ssm.state_size": 16, "ssm.inner_size": 128,
+    "ssm.conv_kernel": 3, "full_attention_interval": 4,
+}  # fmt: skip
+CONVERTED = {
+    "lfm2": (
+        dict(architectures=["Lfm2ForCausalLM"], num_hidden_layers=3, conv_L_cache=5,
+             layer_types=["conv", "full_attention", "conv"], block_auto_adjust_ff_dim=False,
+             norm_eps=2**-17),
+        {"block_count": 3, "attention.head_count_kv": [0, 2, 0], "shortconv.l_cache": 5},
+    ),
+    "qwen35": (dict(architectures=["Qwen3_5ForCausalLM"], **DELTA), STORED_DELTA),
+    "qwen35moe": (
+        dict(architectures=["Qwen3_5MoeForCausalLM"], num_experts=12, num_experts_per_tok=3,
+             moe_intermediate_size=24, shared_expert_intermediate_size=40, **DELTA),
+        STORED_DELTA | {
+            "feed_forward_length": None, "expert_count": 12, "expert_used_count": 3,
+            "expert_feed_forward_length": 24, "expert_shared_feed_forward_length": 40},
+    ),
+}  # fmt: skip
+"""By architecture of llama.cpp a config.json, and what its converter makes of it."""
+
+
+def stored(arch: str, name: str, x: np.ndarray, config) -> tuple[str, np.ndarray]:
+    """A tensor of a checkpoint as llama.cpp's converter writes it (conversion/, November 2026)."""
+    if arch.startswith("qwen35"):
+        module = name.split(".")[-1 if name.endswith(("A_log", "dt_bias")) else -2]
+        if "linear_attn" in name and module != "norm":
+            x = x.T if module == "out_proj" else x
+            keys = 2 * 2 * 16 if module in ("in_proj_qkv", "conv1d") else 0
+            # value heads of key heads 0 0 1 1 become those of 0 1 0 1
+            heads = np.split(x[keys:], 4)
+            x = np.concatenate([x[:keys], *(heads[i] for i in (0, 2, 1, 3))])
+            x = x.T if module == "out_proj" else x
+        elif name.endswith("norm.weight") and "linear_attn" not in name:
+            x = x + 1
+        x = -np.exp(x) if module == "A_log" else x
+        name = name.replace(".dt_bias", ".dt_proj.bias")
+    return name, x.squeeze()
+
+
+@pytest.mark.parametrize("arch", CONVERTED)
+def test_a_converted_checkpoint_has_the_decoder_and_the_weights_of_the_checkpoint(arch, tmp_path):
+    hf, metadata = CONVERTED[arch]
+    config, rng = config_json.read_config(SIZES | hf, "config.json"), np.random.default_rng(0)
+    writer, stacks = gguf.GGUFWriter(str(tmp_path / "m.gguf"), arch), dict[str, list[np.ndarray]]()
+    kinds = {int: "uint32", float: "float32", str: "string", list: "array"}
+    for key, value in (STORED_SIZES | metadata).items():
+        if value is not None:
+            getattr(writer, f"add_{kinds[type(value)]}")(f"{arch}.{key}", value)
+    [architecture] = [kind for kind, name in gguf.MODEL_ARCH_NAMES.items() if name == arch]
+    names, written = gguf.get_tensor_name_map(architecture, config.n_layers), {}
     for path, shape in load.shapes_of(load.abstract_decoder(config, np.float32)[1]).items():
         written[path] = rng.normal(size=shape).astype(np.float32)
-        name = names.get_name(source_name(config, path, "hf"), try_suffixes=(".weight",))
-        assert name is not None, path
-        writer.add_tensor(name, written[path].squeeze())
-    writer.add_layer_norm_rms_eps(2**-17)
+        name, x = stored(arch, source_name(config, path, "hf"), written[path], config)
+        found = names.get_name(re.sub(r"experts\.\d+", "experts", name), (".weight", ".bias"))
+        assert found is not None, name
+        stacks.setdefault(found, []).append(x)
+    for name, arrays in stacks.items():  # several: of experts
+        writer.add_tensor(name, arrays[0] if len(arrays) == 1 else np.stack(arrays))
+    if "nextn_predict_layers" in metadata:
+        writer.add_tensor(
+            f"blk.{config.n_layers}.nextn.eh_proj.weight", np.ones((1, 2), np.float32)
+        )
     finish(writer)
     assert gguf_config.read_config(gguf_files.open_gguf(tmp_path / "m.gguf")) == config
-    chex.assert_trees_all_equal(read(tmp_path / "m.gguf"), written)
+    chex.assert_trees_all_close(read(tmp_path / "m.gguf"), written, atol=1e-6)
 
 
 @pytest.mark.parametrize("arch", ["llama", "qwen2"])

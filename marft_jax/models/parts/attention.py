@@ -88,7 +88,7 @@ class AttentionConfig:
     MODULES: ClassVar[Mapping[str, Names]] = {
         "q_norm": Names("self_attn.q_norm", "attn_q_norm"),
         "k_norm": Names("self_attn.k_norm", "attn_k_norm"),
-        "sinks": Names("self_attn.sinks", "attn_sinks"),
+        "sinks": Names("self_attn.sinks", "attn_sinks.weight"),
     }
 
     @property

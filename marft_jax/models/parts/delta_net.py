@@ -48,7 +48,7 @@ class DeltaNetConfig:
         "filter": Names("linear_attn.conv1d", "ssm_conv1d"),
         "norm": Names("linear_attn.norm", "ssm_norm"),
         "log_rate": Names("linear_attn.A_log", "ssm_a"),
-        "step_bias": Names("linear_attn.dt_bias", "ssm_dt"),
+        "step_bias": Names("linear_attn.dt_bias", "ssm_dt.bias"),
     }
     recurrent: ClassVar[bool] = True
     source: ClassVar[None] = None

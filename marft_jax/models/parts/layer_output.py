@@ -33,7 +33,7 @@ class LayerOutputConfig:
     }
     MODULES: ClassVar[Mapping[str, Names]] = {
         "norm": Names("post_per_layer_input_norm", "post_norm"),
-        "scale": Names("layer_scalar", "layer_output_scale"),
+        "scale": Names("layer_scalar", "layer_output_scale.weight"),
     }
 
     def matrices(self) -> dict[str, Matrix]:

@@ -27,7 +27,8 @@ Axes = tuple[str | None, ...]
 
 
 class Names(NamedTuple):
-    """Name of a module of a layer in Hugging Face checkpoints and in GGUF files.
+    """Name of a module of a layer in Hugging Face checkpoints and in GGUF files; or of a parameter
+    that belongs to no module, with its ending.
 
     Attributes:
         hf: as peft names its adapter, too.

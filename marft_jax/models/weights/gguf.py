@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,9 +22,10 @@ from gguf.quants import dequantize
 
 from marft_jax.errors import BadInput
 from marft_jax.formats.foreign import readable
-from marft_jax.models.decoder import DecoderConfig
+from marft_jax.models.decoder import DecoderConfig, LayerConfig
 from marft_jax.models.names import source_name
 from marft_jax.models.ops import blocks
+from marft_jax.models.parts.delta_net import DeltaNetConfig
 
 _INTERLEAVED = ("llama", "smollm3", "granite")
 ROPE_FREQS = "rope_freqs.weight"
@@ -115,43 +117,87 @@ def read(
     Raises:
         BadInput: a tensor is missing, unexpected, misshapen or of a type that cannot be unpacked.
     """
-    wanted: dict[str, list[str]] = {}  # several: of an expert each
+    wanted: dict[str, list[str]] = {}  # several: of experts
     for path in shapes:
-        wanted.setdefault(source_name(config, path, "gguf"), []).append(path)
+        name = source_name(config, path, "gguf")
+        joined = re.sub("ffn_(gate|up)_exps", "ffn_gate_up_exps", name)
+        wanted.setdefault(joined if joined in file.tensors else name, []).append(path)
     if missing := sorted(set(wanted) - set(file.tensors)):
         raise BadInput(f"{file.path}: {len(missing)} tensors are missing: {', '.join(missing[:3])}")
-    if extra := sorted(set(file.tensors) - set(wanted) - {ROPE_FREQS}):
+    later = tuple(f"blk.{i}." for i in range(config.n_layers, file.get("block_count", 0)))
+    extra = set(file.tensors) - set(wanted) - {ROPE_FREQS}
+    if extra := sorted(name for name in extra if not name.startswith(later)):
         raise BadInput(f"{file.path}: unexpected tensor {extra[0]!r}")
-    rotated = {name: x.rotated_heads for name, (x, *_) in config.matrices().items()}
-    interleaved = file.metadata["general.architecture"] in _INTERLEAVED
-    for name in file.tensors:
-        if name == ROPE_FREQS:
-            continue
-        [path, *others] = wanted[name]
-        expected, got = shapes[path], shape_of(file.tensors[name])
-        expected = (1 + len(others), *expected) if others else expected
-        if got not in (expected, tuple(n for n in expected if n > 1)):
-            raise BadInput(f"{file.path}: tensor {name!r}: expected shape {expected}, got {got}")
-        if others:
-            for e, path in enumerate(wanted[name]):
-                yield path, unpack(file, name, e)
-            continue
-        module, leaf = path.split("/")[-2:]
-        matrix = path.startswith("layers/") and leaf == "kernel"
-        stays = matrix and (file.tensors[name].tensor_type.name, quantize) == ("Q4_0", "int4")
-        array = _q4_0(file.tensors[name]) if stays else unpack(file, name).reshape(expected)
-        if interleaved and (heads := rotated.get(module)):
-            rotate = functools.partial(_rotate_halves, heads=heads)
-            array = jax.tree.map(rotate, array)
-        if config.norm_offset and path.endswith("norm/scale"):
-            array = array.astype(np.float32) - 1
-        yield path, array
+    arranged = _ARRANGED.get(file.architecture, lambda layer, name, x: x)
+    for name, tensor in file.tensors.items():
+        [path, *_] = paths = wanted.get(name, [""])
+        if path.count("/") > 4:
+            yield from _experts(file, name, paths, shapes)
+        elif path:
+            _check_shape(file, name, shapes[path])
+            in_layer = path.startswith("layers/")
+            layer = config.layers[int(path.split("/")[1])] if in_layer else None
+            matrix = in_layer and path.endswith("/kernel")
+            stays = matrix and (tensor.tensor_type.name, quantize) == ("Q4_0", "int4")
+            array = _q4_0(tensor) if stays else unpack(file, name).reshape(shapes[path])
+            yield path, jax.tree.map(functools.partial(arranged, layer, path), array)
 
 
-def _rotate_halves(rows: np.ndarray, heads: int) -> np.ndarray:
+def _check_shape(file: GGUF, name: str, expected: tuple[int, ...]) -> None:
+    got = shape_of(file.tensors[name])
+    if got not in (expected, tuple(n for n in expected if n > 1)):
+        raise BadInput(f"{file.path}: tensor {name!r}: expected shape {expected}, got {got}")
+
+
+def _experts(
+    file: GGUF, name: str, paths: Sequence[str], shapes: Mapping[str, tuple[int, ...]]
+) -> Iterator[tuple[str, np.ndarray]]:
+    """Yields (our path, array) of a tensor of all experts, expert by expert; the rows of an
+    expert's pieces follow each other. Of our paths those of the first piece come first."""
+    experts = len({path.split("/")[4] for path in paths})
+    (rows, *others), pieces = shapes[paths[0]], len(paths) // experts
+    _check_shape(file, name, (experts, pieces * rows, *others))
+    for e in range(experts):
+        yield from zip(paths[e::experts], np.split(unpack(file, name, e), pieces), strict=True)
+
+
+def _rotate_halves(layer: LayerConfig | None, path: str, rows: np.ndarray) -> np.ndarray:
     """Llama's GGUF rows pair channels (2i, 2i + 1); the decoder pairs (i, i + C/2)."""
-    split = rows.reshape(heads, -1, 2, *rows.shape[1:])
+    matrix = layer.matrices().get(path.split("/")[-2]) if layer else None
+    if matrix is None or not matrix.rotated_heads:
+        return rows
+    split = rows.reshape(matrix.rotated_heads, -1, 2, *rows.shape[1:])
     return split.swapaxes(1, 2).reshape(rows.shape)
+
+
+def _less_one(layer: LayerConfig | None, path: str, x: np.ndarray) -> np.ndarray:
+    """Files hold the factors of norms, the decoder holds them less 1."""
+    return x.astype(np.float32) - 1 if path.endswith("norm/scale") else x
+
+
+def _qwen3_5(layer: LayerConfig | None, path: str, x: np.ndarray) -> np.ndarray:
+    """Norms are as in files of Gemma, but for those of delta nets. Of a delta net a file holds
+    -exp(log_rate), and value heads in another order: the first of each key head, then the second
+    of each; the decoder has those of the first key head first."""
+    if layer is None or "/mixer/" not in path or not isinstance(layer.mixer, DeltaNetConfig):
+        return _less_one(layer, path, x)
+    mixer, module = layer.mixer, path.split("/")[3]
+    if module == "norm":
+        return x
+    x = np.log(-x) if module == "log_rate" else x.T if module == "out_proj" else x
+    before, values = np.split(x, [sum(mixer.widths[:2]) if module in _QKV else 0])
+    heads = values.reshape(-1, mixer.n_key_heads, len(values) // mixer.n_value_heads, *x.shape[1:])
+    x = np.concatenate([before, heads.swapaxes(0, 1).reshape(values.shape)])
+    return x.T if module == "out_proj" else x
+
+
+_QKV = ("in_proj_qkv", "filter")
+_ARRANGED: Mapping[str, Callable[[LayerConfig | None, str, np.ndarray], np.ndarray]] = {
+    **dict.fromkeys(("llama", "smollm3", "granite"), _rotate_halves),
+    **dict.fromkeys(("gemma2", "gemma3"), _less_one),
+    **dict.fromkeys(("qwen35", "qwen35moe"), _qwen3_5),
+}
+"""Where llama.cpp stores tensors in another way: (layer if any, our path, tensor) to our tensor."""
 
 
 def _q4_0(tensor: ReaderTensor) -> Any:

@@ -27,6 +27,8 @@ ARCHITECTURES = {
     "granite": families.FAMILIES["GraniteForCausalLM"],
     "olmo2": families.FAMILIES["Olmo2ForCausalLM"],
     "lfm2": families.FAMILIES["Lfm2ForCausalLM"],
+    "qwen35": families.FAMILIES["Qwen3_5ForCausalLM"],
+    "qwen35moe": families.FAMILIES["Qwen3_5MoeForCausalLM"],
 }
 _KEYS = {
     "sliding_window_pattern": "attention.sliding_window_pattern",
@@ -132,12 +134,18 @@ def _lfm2(file: GGUF, sizes: Mapping[str, int]) -> dict[str, Any]:
     return {"layer_types": kinds, "block_auto_adjust_ff_dim": False}
 
 
+def _qwen3_5(file: GGUF, sizes: Mapping[str, int]) -> dict[str, Any]:
+    return {"linear_value_head_dim": file.get("ssm.inner_size") // file.get("ssm.time_step_rank")}
+
+
 _MORE: dict[str, Callable[[GGUF, Mapping[str, int]], dict[str, Any]]] = {
     "qwen3moe": lambda file, sizes: {"norm_topk_prob": True},  # as llama.cpp
     "gemma2": _gemma,
     "gemma3": _gemma,
     "granite": _granite,
     "lfm2": _lfm2,
+    "qwen35": _qwen3_5,
+    "qwen35moe": _qwen3_5,
 }
 """Settings of config.json that follow from several keys, or from none."""
 
