@@ -429,6 +429,21 @@ def test_the_named_pre_tokenizer_decides_how_digits_are_cut():
         vocabulary.from_gguf({"tokenizer.ggml.model": "rwkv"}, "test")
 
 
+@pytest.mark.parametrize(
+    ("pre", "text", "words"),
+    [
+        ("qwen2", "ox\u0301en", ["ox", "\u0301en"]),
+        ("qwen35", "ox\u0301en", ["ox\u0301en"]),
+        ("tekken", "HisCar's 1234", ["His", "Car", "'s", " ", "1", "2", "3", "4"]),
+        ("gpt-4o", "HisCar's 1234", ["His", "Car's", " ", "123", "4"]),
+    ],
+)
+def test_the_named_pre_tokenizer_decides_where_words_end(pre, text, words):
+    cutter = vocabulary.from_gguf(byte_level_metadata(pre), "test").pre_tokenizer
+    found = [text[slice(*at)] for _, at in cutter.pre_tokenize_str(text)]
+    assert found == words
+
+
 def test_special_tokens_and_chat_template_come_out_of_the_file():
     tok = tokenizer.from_gguf(byte_level_metadata("smollm"), "test")
     assert (tok.eos_ids, tok.pad_id) == ((2,), 0)

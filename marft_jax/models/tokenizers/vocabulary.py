@@ -43,17 +43,27 @@ class _Cut(NamedTuple):
 
 _LLAMA3 = _Cut(rf"{_CONTRACTIONS}|{_HEAD}\p{{L}}+|\p{{N}}{{1,3}}|{_TAIL}", whole_words=True)
 _QWEN2 = _Cut(rf"{_CONTRACTIONS}|{_HEAD}\p{{L}}+|\p{{N}}|{_TAIL}", nfc=True)
-_TEKKEN = _Cut(
-    rf"{_HEAD}[{_UPPER}]*[{_LOWER}]+|{_HEAD}[{_UPPER}]+[{_LOWER}]*|\p{{N}}|"
-    + _TAIL.replace(r"[\r\n]*", r"[\r\n/]*", 1),
-    whole_words=True,
+_QWEN3_5 = _Cut(
+    rf"{_CONTRACTIONS}|{_HEAD}[\p{{L}}\p{{M}}]+|\p{{N}}|" + _TAIL.replace(r"\p{L}", r"\p{L}\p{M}"),
+    nfc=True,
 )
+
+
+def _by_case(ending: str, digits: str) -> _Cut:
+    """Words end where a capital follows a small letter."""
+    words = rf"{_HEAD}[{_UPPER}]*[{_LOWER}]+{ending}|{_HEAD}[{_UPPER}]+[{_LOWER}]*{ending}"
+    tail = _TAIL.replace(r"[\r\n]*", r"[\r\n/]*", 1)
+    return _Cut(rf"{words}|{digits}|{tail}", whole_words=True)
+
+
 _CUTS = {
     "gpt-2": _Cut(None),
     "smollm": _Cut(None, digits=True),
     **dict.fromkeys(("llama-bpe", "llama-v3", "llama3", "lfm2", "smaug-bpe"), _LLAMA3),
     **dict.fromkeys(("qwen2", "deepseek-r1-qwen"), _QWEN2),
-    "tekken": _TEKKEN,
+    "qwen35": _QWEN3_5,
+    "tekken": _by_case("", r"\p{N}"),
+    "gpt-4o": _by_case(f"{_CONTRACTIONS}?", r"\p{N}{1,3}"),
 }
 
 
