@@ -146,7 +146,7 @@ def rope_settings(config: Mapping[str, Any], source: str) -> RopeSettings:
         raise BadInput(
             f"{source}: expected a partial_rotary_factor above 0 and up to 1, got {share:g}"
         )
-    theta, scaling = float(rope.get("rope_theta", 1e4)), _rope_scaling(rope, config, source)
+    theta, scaling = float(rope.get("rope_theta", 1e4)), rope_scaling(rope, config, source)
     if scaling and scaling.kind == "proportional":
         share = 1.0  # the scaling has a share of its own
     return RopeSettings(theta, scaling, local, share)
@@ -183,9 +183,18 @@ def _local_theta(config: Mapping[str, Any], source: str) -> float | None:
     return None if theta is None else float(theta)
 
 
-def _rope_scaling(
+def rope_scaling(
     rope: Mapping[str, Any], config: Mapping[str, Any], source: str
 ) -> RopeScaling | None:
+    """Reads the scaling.
+
+    Args:
+        rope: ``rope_parameters`` of config.json, with ``rope_type``.
+        config: lengths of contexts that ``rope`` may leave out.
+
+    Raises:
+        BadInput: a type that the decoder does not have, or a setting that is missing.
+    """
     kind = rope.get("rope_type", "default")
     kind = "longrope" if "short_factor" in rope else kind  # which Phi also calls su and yarn
     if kind == "default":

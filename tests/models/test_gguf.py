@@ -112,7 +112,9 @@ def read(path: Path, quantize: str = "none") -> dict[str, Any]:
     return dict(gguf_files.read(file, config, shapes, quantize))
 
 
-@pytest.mark.parametrize("kind", ["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q4_K", "Q6_K"])
+@pytest.mark.parametrize(
+    "kind", ["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q4_K", "Q6_K", "MXFP4"]
+)
 def test_every_tensor_type_unpacks_to_its_values(kind, tmp_path):
     values = write(tmp_path / "m.gguf", "qwen2", kind)
     tensors = read(tmp_path / "m.gguf")
@@ -185,6 +187,16 @@ CONVERTED = {
             "feed_forward_length": None, "expert_count": 12, "expert_used_count": 3,
             "expert_feed_forward_length": 24, "expert_shared_feed_forward_length": 40},
     ),
+    "gpt-oss": (
+        dict(architectures=["GptOssForCausalLM"], num_hidden_layers=2, head_dim=32,
+             num_local_experts=4, num_experts_per_tok=2, sliding_window=16, rope_theta=1e4,
+             rope_parameters=dict(rope_type="yarn", factor=8.0, truncate=False,
+                                  original_max_position_embeddings=8)),
+        {"block_count": 2, "attention.key_length": 32, "attention.value_length": 32,
+         "expert_count": 4, "expert_used_count": 2, "expert_feed_forward_length": 96,
+         "attention.sliding_window": 16, "rope.freq_base": 1e4, "rope.scaling.type": "yarn",
+         "rope.scaling.factor": 8.0, "rope.scaling.original_context_length": 8},
+    ),
 }  # fmt: skip
 """By architecture of llama.cpp a config.json, and what its converter makes of it."""
 
@@ -204,6 +216,7 @@ def stored(arch: str, name: str, x: np.ndarray, config) -> tuple[str, np.ndarray
             x = x + 1
         x = -np.exp(x) if module == "A_log" else x
         name = name.replace(".dt_bias", ".dt_proj.bias")
+    name += ".weight" if name.endswith("sinks") else ""
     return name, x.squeeze()
 
 
@@ -271,7 +284,8 @@ def test_metadata_becomes_the_decoder_config(tmp_path):
         ("llama", {"expert_count": 8}, "llama.expert_count 8"),
         ("llama", {"attention.sliding_window": 32}, "llama.attention.sliding_window 32"),
         ("llama", {"rope.dimension_count": 64}, "llama.rope.dimension_count 64.*supported: 128"),
-        ("llama", {"rope.scaling.type": "yarn"}, "llama.rope.scaling.type 'yarn'"),
+        ("llama", {"rope.scaling.type": "longrope"}, "llama.rope.scaling.type 'longrope'"),
+        ("llama", {"rope.scaling.type": "yarn"}, "scaling 'yarn' lacks a usable"),
         ("llama", {"block_count": None}, "'block_count', at most 512, got nothing"),
         ("llama", {"block_count": 2}, "9 tensors are missing: blk.1.attn_k.weight"),
         ("llama", {"feed_forward_length": 128}, "ffn_gate.weight.*expected shape .128, 256."),

@@ -13,7 +13,7 @@ from marft_jax.errors import BadInput
 from marft_jax.formats.foreign import readable
 from marft_jax.models import config_json, families
 from marft_jax.models.decoder import DecoderConfig
-from marft_jax.models.rope import RopeScaling
+from marft_jax.models.rope import RopeScaling, rope_scaling
 from marft_jax.models.weights.gguf import GGUF, ROPE_FREQS, shape_of, unpack
 
 ARCHITECTURES = {
@@ -27,6 +27,7 @@ ARCHITECTURES = {
     "granite": families.FAMILIES["GraniteForCausalLM"],
     "olmo2": families.FAMILIES["Olmo2ForCausalLM"],
     "lfm2": families.FAMILIES["Lfm2ForCausalLM"],
+    "gpt-oss": families.FAMILIES["GptOssForCausalLM"],
     "qwen35": families.FAMILIES["Qwen3_5ForCausalLM"],
     "qwen35moe": families.FAMILIES["Qwen3_5MoeForCausalLM"],
 }
@@ -48,6 +49,14 @@ _KEYS = {
     **{key: key for key in families.SOFT_CAPS},
 }
 """Names in config.json and in GGUF of settings that only some families have."""
+
+
+_YARN = {
+    "original_max_position_embeddings": "original_context_length",
+    "beta_fast": "yarn_beta_fast",
+    "beta_slow": "yarn_beta_slow",
+}
+_NO_YARN = ("attn_factor", "yarn_attn_factor", "yarn_ext_factor", "yarn_log_multiplier")
 
 
 def read_config(file: GGUF) -> DecoderConfig:
@@ -79,7 +88,7 @@ def _read_config(file: GGUF) -> DecoderConfig:
     settings = sizes | {
         "norm_eps": float(file.get("attention.layer_norm_rms_epsilon", 1e-5)),
         "rope_theta": theta,
-        "rope_scaling": _rope_scaling(file, sizes["head_dim"], theta),
+        "rope_scaling": _rope_scaling(file, family, sizes["head_dim"], theta),
         "rotary_channels": 0 if rotated == sizes["head_dim"] else rotated,
         "local_rope_theta": local,
         "query_pre_attn_scalar": config.get("query_pre_attn_scalar"),
@@ -170,26 +179,34 @@ def _refuse_unsupported(
             head_dim,
         ),
         "rope.scaling.type": (
-            scaling not in ("none", "linear"),
-            "none, linear, or Llama 3's rope_freqs tensor",
+            scaling not in ("none", "linear", "yarn"),
+            "none, linear, yarn, or Llama 3's rope_freqs tensor",
         ),
+        **{key: (get(key), "none") for key in (f"rope.scaling.{name}" for name in _NO_YARN)},
         **{key: (key not in family.defaults and get(key), "none") for key in families.SOFT_CAPS},
     }
     cases = {f"{file.architecture}.{key}": case for key, case in refused.items()}
     config_json.refuse(file.architecture, cases, file.metadata.get, str(file.path))
 
 
-def _rope_scaling(file: GGUF, head_dim: int, theta: float) -> RopeScaling | None:
-    """Reads linear scaling from metadata, Llama 3's from a tensor of divisors."""
+def _rope_scaling(
+    file: GGUF, family: families.Family, head_dim: int, theta: float
+) -> RopeScaling | None:
+    """Reads linear scaling and YaRN from metadata, Llama 3's from a tensor of divisors."""
     factor = float(file.get("rope.scaling.factor", file.get("rope.scale_linear", 1.0)))
-    linear = file.get("rope.scaling.type", "linear") == "linear" and factor not in (0.0, 1.0)
+    kind = file.get("rope.scaling.type", "linear")
+    kind = "none" if kind == "linear" and factor in (0.0, 1.0) else kind
     if ROPE_FREQS in file.tensors:
-        if linear:
+        if kind != "none":
             both = f"tensor {ROPE_FREQS!r} beside rope.scaling.factor {factor:g}"
             raise BadInput(f"{file.path}: {both} is not supported; supported: one of them")
         divisors = unpack(file, ROPE_FREQS).astype(np.float64)
         return _llama3_scaling(divisors, head_dim // 2, theta, file.path)
-    return RopeScaling("linear", factor) if linear else None
+    if kind == "none":
+        return None
+    found = {hf: file.get(f"rope.scaling.{key}") for hf, key in _YARN.items()}
+    usual = family.defaults.get("rope_parameters", {})
+    return rope_scaling({**usual, "rope_type": kind, "factor": factor, **found}, {}, str(file.path))
 
 
 def _llama3_scaling(
