@@ -63,11 +63,11 @@ def source_name(config: DecoderConfig, path: str, spelling: Spelling) -> str:
     return f"{_LAYER[spelling]}.{modules[1]}.{own.get(name, name)}.{suffix}"
 
 
-def unread_names(config: DecoderConfig) -> set[str]:
-    """Names in Hugging Face checkpoints of tensors that no layer reads: files have keys and values
-    also for layers that read those of an earlier layer."""
+def unread_names(config: DecoderConfig, spelling: Spelling) -> set[str]:
+    """Names in another format of tensors that no layer reads: files may have keys and values also
+    for layers that read those of an earlier layer."""
     return {
-        f"{_LAYER['hf']}.{i}.{names.hf}.weight"
+        f"{_LAYER[spelling]}.{i}.{getattr(names, spelling)}.weight"
         for i, layer in enumerate(config.layers)
         if layer.mixer.source is not None
         for name, names in {**layer.mixer.MATRICES, **layer.mixer.MODULES}.items()

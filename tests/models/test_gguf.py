@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
+import transformers
 
 from marft_jax import check
 from marft_jax.errors import BadInput
@@ -163,15 +164,25 @@ STORED_SIZES = {
     "attention.head_count_kv": 2, "context_length": 64, "attention.layer_norm_rms_epsilon": 2**-17,
 }  # fmt: skip
 DELTA = dict(
-    num_hidden_layers=4, head_dim=32, linear_num_key_heads=2, linear_num_value_heads=4,
+    num_hidden_layers=4, head_dim=32, linear_num_key_heads=2, linear_num_value_heads=6,
     linear_key_head_dim=16, linear_value_head_dim=32, linear_conv_kernel_dim=3,
 )  # fmt: skip
 STORED_DELTA = {
     "block_count": 5, "nextn_predict_layers": 1, "attention.key_length": 32,
     "attention.value_length": 32, "rope.dimension_count": 8, "rope.freq_base": 1e4,
-    "ssm.group_count": 2, "ssm.time_step_rank": 4, "ssm.state_size": 16, "ssm.inner_size": 128,
+    "ssm.group_count": 2, "ssm.time_step_rank": 6, "ssm.state_size": 16, "ssm.inner_size": 192,
     "ssm.conv_kernel": 3, "full_attention_interval": 4,
 }  # fmt: skip
+GEMMA4 = dict(
+    architectures=["Gemma4ForCausalLM"], head_dim=16, global_head_dim=32, sliding_window=8,
+    tie_word_embeddings=True,
+)  # fmt: skip
+STORED_GEMMA4 = {
+    "attention.key_length": 32, "attention.value_length": 32, "attention.key_length_swa": 16,
+    "attention.value_length_swa": 16, "rope.dimension_count": 32, "rope.dimension_count_swa": 16,
+    "rope.freq_base": 1e6, "rope.freq_base_swa": 1e4, "attention.sliding_window": 8,
+}  # fmt: skip
+UNROTATED = {"rope_freqs.weight": np.array([1] * 4 + [1e30] * 12, np.float32)}
 CONVERTED = {
     "lfm2": (
         dict(architectures=["Lfm2ForCausalLM"], num_hidden_layers=3, conv_L_cache=5,
@@ -197,32 +208,65 @@ CONVERTED = {
          "attention.sliding_window": 16, "rope.freq_base": 1e4, "rope.scaling.type": "yarn",
          "rope.scaling.factor": 8.0, "rope.scaling.original_context_length": 8},
     ),
+    "gemma4 E2B": (
+        GEMMA4 | dict(num_hidden_layers=6, layer_types=["sliding_attention", "full_attention"] * 3,
+                      num_kv_shared_layers=3, use_double_wide_mlp=True, final_logit_softcapping=3.0,
+                      hidden_size_per_layer_input=8, vocab_size_per_layer_input=32),
+        STORED_GEMMA4 | {
+            "block_count": 6, "attention.sliding_window_pattern": [True, False] * 3,
+            "attention.shared_kv_layers": 3, "feed_forward_length": [96] * 3 + [192] * 3,
+            "final_logit_softcapping": 3.0, "embedding_length_per_layer_input": 8},
+    ),
+    "gemma4 26B": (
+        GEMMA4 | dict(num_hidden_layers=3,
+                      layer_types=["sliding_attention"] * 2 + ["full_attention"],
+                      attention_k_eq_v=True, num_global_key_value_heads=1, enable_moe_block=True,
+                      num_experts=12, top_k_experts=3, moe_intermediate_size=24),
+        STORED_GEMMA4 | {
+            "block_count": 3, "attention.sliding_window_pattern": [True, True, False],
+            "attention.shared_kv_layers": 0, "embedding_length_per_layer_input": 0,
+            "attention.head_count_kv": [2, 2, 1], "expert_count": 12, "expert_used_count": 3,
+            "expert_feed_forward_length": 24},
+    ),
 }  # fmt: skip
 """By architecture of llama.cpp a config.json, and what its converter makes of it."""
+UNREAD = {
+    "qwen35": {"blk.4.nextn.eh_proj.weight": np.ones((64, 128), np.float32)},
+    "qwen35moe": {"blk.4.ffn_gate_exps.weight": np.ones((12, 24, 64), np.float32)},
+    "gemma4 E2B": {"blk.4.attn_k.weight": np.ones((32, 64), np.float32), **UNROTATED},
+    "gemma4 26B": UNROTATED,
+}
+"""Further tensors that it writes."""
 
 
-def stored(arch: str, name: str, x: np.ndarray, config) -> tuple[str, np.ndarray]:
+def stored(arch: str, name: str, x: np.ndarray) -> tuple[str, np.ndarray]:
     """A tensor of a checkpoint as llama.cpp's converter writes it (conversion/, November 2026)."""
     if arch.startswith("qwen35"):
         module = name.split(".")[-1 if name.endswith(("A_log", "dt_bias")) else -2]
         if "linear_attn" in name and module != "norm":
             x = x.T if module == "out_proj" else x
             keys = 2 * 2 * 16 if module in ("in_proj_qkv", "conv1d") else 0
-            # value heads of key heads 0 0 1 1 become those of 0 1 0 1
-            heads = np.split(x[keys:], 4)
-            x = np.concatenate([x[:keys], *(heads[i] for i in (0, 2, 1, 3))])
+            # value heads of key heads 0 0 0 1 1 1 become those of 0 1 0 1 0 1
+            heads = np.split(x[keys:], 6)
+            x = np.concatenate([x[:keys], *(heads[i] for i in (0, 3, 1, 4, 2, 5))])
             x = x.T if module == "out_proj" else x
         elif name.endswith("norm.weight") and "linear_attn" not in name:
             x = x + 1
         x = -np.exp(x) if module == "A_log" else x
         name = name.replace(".dt_bias", ".dt_proj.bias")
-    name += ".weight" if name.endswith("sinks") else ""
+    if arch == "gemma4":
+        name = re.sub("mlp.experts.[0-9]+.(gate|up)_proj", "experts.gate_up_proj", name)
+        name = re.sub("mlp.experts.[0-9]+.down_proj", "experts.down_proj", name)
+    name += ".weight" if name.endswith(("sinks", "layer_scalar")) else ""
     return name, x.squeeze()
 
 
-@pytest.mark.parametrize("arch", CONVERTED)
-def test_a_converted_checkpoint_has_the_decoder_and_the_weights_of_the_checkpoint(arch, tmp_path):
-    hf, metadata = CONVERTED[arch]
+SCALES = {"router.scale": "ffn_gate_inp.scale", "router.per_expert_scale": "ffn_down_exps.scale"}
+
+
+@pytest.mark.parametrize("model", CONVERTED)
+def test_a_converted_checkpoint_has_the_decoder_and_the_weights_of_the_checkpoint(model, tmp_path):
+    (hf, metadata), arch = CONVERTED[model], model.split()[0]
     config, rng = config_json.read_config(SIZES | hf, "config.json"), np.random.default_rng(0)
     writer, stacks = gguf.GGUFWriter(str(tmp_path / "m.gguf"), arch), dict[str, list[np.ndarray]]()
     kinds = {int: "uint32", float: "float32", str: "string", list: "array"}
@@ -233,16 +277,21 @@ def test_a_converted_checkpoint_has_the_decoder_and_the_weights_of_the_checkpoin
     names, written = gguf.get_tensor_name_map(architecture, config.n_layers), {}
     for path, shape in load.shapes_of(load.abstract_decoder(config, np.float32)[1]).items():
         written[path] = rng.normal(size=shape).astype(np.float32)
-        name, x = stored(arch, source_name(config, path, "hf"), written[path], config)
+        name, x = stored(arch, source_name(config, path, "hf"), written[path])
         found = names.get_name(re.sub(r"experts\.\d+", "experts", name), (".weight", ".bias"))
+        for scale, renamed in SCALES.items():
+            found = f"blk.{name.split('.')[2]}.{renamed}" if name.endswith(scale) else found
         assert found is not None, name
         stacks.setdefault(found, []).append(x)
-    for name, arrays in stacks.items():  # several: of experts
+    for name, arrays in stacks.items():  # several: of experts, or first their gate, then their up
+        if "gate_up" in name:
+            half = len(arrays) // 2
+            arrays = [
+                np.concatenate(both) for both in zip(arrays[:half], arrays[half:], strict=True)
+            ]
         writer.add_tensor(name, arrays[0] if len(arrays) == 1 else np.stack(arrays))
-    if "nextn_predict_layers" in metadata:
-        writer.add_tensor(
-            f"blk.{config.n_layers}.nextn.eh_proj.weight", np.ones((1, 2), np.float32)
-        )
+    for name, array in UNREAD.get(model, {}).items():
+        writer.add_tensor(name, array)
     finish(writer)
     assert gguf_config.read_config(gguf_files.open_gguf(tmp_path / "m.gguf")) == config
     chex.assert_trees_all_close(read(tmp_path / "m.gguf"), written, atol=1e-6)
@@ -456,6 +505,27 @@ def test_the_named_pre_tokenizer_decides_where_words_end(pre, text, words):
     cutter = vocabulary.from_gguf(byte_level_metadata(pre), "test").pre_tokenizer
     found = [text[slice(*at)] for _, at in cutter.pre_tokenize_str(text)]
     assert found == words
+
+
+def test_gemma_4_merges_as_its_list_says_and_falls_back_to_bytes():
+    """As transformers' tokenizer of the family does."""
+    merges = ["h e", "l l", "▁ he", "he ll", "▁ ▁", "\n \n"]
+    special = ["<pad>", "<eos>", "<bos>", "<unk>", "<turn|>"]
+    letters = [*(f"<0x{i:02X}>" for i in range(256)), *"helo▁\n"]
+    tokens = [*special, *letters, *(merge.replace(" ", "") for merge in merges)]
+    metadata = {
+        "tokenizer.ggml.model": "gemma4",
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.token_type": [3] * 5 + [6] * 256 + [1] * (len(tokens) - 261),
+        "tokenizer.ggml.merges": merges,
+    }
+    ours = vocabulary.from_gguf(metadata, "test")
+    pairs = [tuple(merge.split(" ")) for merge in merges]
+    theirs = transformers.GemmaTokenizer({token: i for i, token in enumerate(tokens)}, pairs)
+    text = "hello  hé\n\n\n hell"
+    ids = ours.encode(text).ids
+    assert ids == theirs.encode(text, add_special_tokens=False)
+    assert ours.decode(ids) == text and ours.encode(f"he{special[4]}").tokens[-1] == special[4]
 
 
 def test_special_tokens_and_chat_template_come_out_of_the_file():

@@ -78,24 +78,28 @@ def from_gguf(metadata: Mapping[str, Any], source: str) -> Tokenizer:
         return metadata.get(f"tokenizer.ggml.{key}", default)
 
     kind, tokens = get("model"), get("tokens")
-    if kind not in ("gpt2", "llama") or not tokens:
+    if kind not in ("gpt2", "llama", "gemma4") or not tokens:
         raise BadInput(
-            f"{source}: GGUF tokenizer model {kind!r} is not supported; supported: gpt2, llama"
+            f"{source}: GGUF tokenizer model {kind!r} is not supported; supported: gpt2, llama, "
+            "gemma4"
         )
     types = get("token_type") or [NORMAL] * len(tokens)
+    merges = [(left, right) for left, _, right in (x.partition(" ") for x in get("merges", []))]
+    if kind == "gemma4":
+        return _sentencepiece(tokens, merges, types, prefix=False)
     if kind == "llama":
-        scores = get("scores") or [-float(i) for i in range(len(tokens))]
-        return _sentencepiece(tokens, scores, types, bool(get("add_space_prefix", True)))
+        merges = _merges(tokens, get("scores") or [-float(i) for i in range(len(tokens))], types)
+        return _sentencepiece(tokens, merges, types, bool(get("add_space_prefix", True)))
     if (cut := _CUTS.get(get("pre", "?"))) is None:
         raise BadInput(
             f"{source}: GGUF pre-tokenizer {get('pre')!r} is not supported; "
             f"supported: {', '.join(_CUTS)}"
         )
-    return _byte_level(tokens, get("merges", []), types, cut)
+    return _byte_level(tokens, merges, types, cut)
 
 
 def _sentencepiece(
-    tokens: Sequence[str], scores: Sequence[float], types: Sequence[int], prefix: bool
+    tokens: Sequence[str], merges: list[tuple[str, str]], types: Sequence[int], prefix: bool
 ) -> Tokenizer:
     """A tokenizer that cuts text as SentencePiece does with a BPE model of these tokens.
 
@@ -103,7 +107,7 @@ def _sentencepiece(
         prefix: all text begins with a space that is not written.
     """
     unknown = tokens[types.index(UNKNOWN)] if UNKNOWN in types else None
-    ids, merges = {token: i for i, token in enumerate(tokens)}, _merges(tokens, scores, types)
+    ids = {token: i for i, token in enumerate(tokens)}
     how = dict[str, Any](unk_token=unknown, fuse_unk=True, byte_fallback=BYTE in types)
     tokenizer = Tokenizer(models.BPE(ids, merges, **how))
     steps: list[Any] = [normalizers.Prepend(_SPACE)] if prefix else []
@@ -133,12 +137,11 @@ def _merges(
 
 
 def _byte_level(
-    tokens: Sequence[str], merges: Sequence[str], types: Sequence[int], cut: _Cut
+    tokens: Sequence[str], merges: list[tuple[str, str]], types: Sequence[int], cut: _Cut
 ) -> Tokenizer:
     """GPT-2's kind: bytes spelled as printable characters, merged by an explicit list."""
-    pairs = [(left, right) for left, _, right in (merge.partition(" ") for merge in merges)]
     ids = {token: i for i, token in enumerate(tokens)}
-    tokenizer = Tokenizer(models.BPE(ids, pairs, ignore_merges=cut.whole_words))
+    tokenizer = Tokenizer(models.BPE(ids, merges, ignore_merges=cut.whole_words))
     if cut.nfc:
         tokenizer.normalizer = normalizers.NFC()
     steps: list[Any] = [pre_tokenizers.Digits(individual_digits=True)] if cut.digits else []

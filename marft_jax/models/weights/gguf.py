@@ -23,13 +23,12 @@ from gguf.quants import dequantize
 from marft_jax.errors import BadInput
 from marft_jax.formats.foreign import readable
 from marft_jax.models.decoder import DecoderConfig, LayerConfig
-from marft_jax.models.names import source_name
+from marft_jax.models.names import source_name, unread_names
 from marft_jax.models.ops import blocks
 from marft_jax.models.parts.delta_net import DeltaNetConfig
 
-_INTERLEAVED = ("llama", "smollm3", "granite")
 ROPE_FREQS = "rope_freqs.weight"
-_MOST_VALUES, _MOST_BYTES = 2_000_000, 64 << 20  # of a header; Gemma 3's has 1.05 million in 8 MB
+_MOST_VALUES, _MOST_BYTES = 2_500_000, 64 << 20  # of a header; Gemma 4's has 2.1 million
 _CHUNK_BYTES = 1 << 16  # stays in the L2 cache
 
 
@@ -125,7 +124,7 @@ def read(
     if missing := sorted(set(wanted) - set(file.tensors)):
         raise BadInput(f"{file.path}: {len(missing)} tensors are missing: {', '.join(missing[:3])}")
     later = tuple(f"blk.{i}." for i in range(config.n_layers, file.get("block_count", 0)))
-    extra = set(file.tensors) - set(wanted) - {ROPE_FREQS}
+    extra = set(file.tensors) - set(wanted) - {ROPE_FREQS} - unread_names(config, "gguf")
     if extra := sorted(name for name in extra if not name.startswith(later)):
         raise BadInput(f"{file.path}: unexpected tensor {extra[0]!r}")
     arranged = _ARRANGED.get(file.architecture, lambda layer, name, x: x)

@@ -23,6 +23,7 @@ ARCHITECTURES = {
     "qwen3moe": families.FAMILIES["Qwen3MoeForCausalLM"],
     "gemma2": families.FAMILIES["Gemma2ForCausalLM"],
     "gemma3": families.FAMILIES["Gemma3ForCausalLM"],
+    "gemma4": families.FAMILIES["Gemma4ForCausalLM"],
     "smollm3": families.FAMILIES["SmolLM3ForCausalLM"],
     "granite": families.FAMILIES["GraniteForCausalLM"],
     "olmo2": families.FAMILIES["Olmo2ForCausalLM"],
@@ -43,6 +44,9 @@ _KEYS = {
     "linear_key_head_dim": "ssm.state_size",
     "linear_conv_kernel_dim": "ssm.conv_kernel",
     "full_attention_interval": "full_attention_interval",
+    "top_k_experts": "expert_used_count",
+    "num_kv_shared_layers": "attention.shared_kv_layers",
+    "hidden_size_per_layer_input": "embedding_length_per_layer_input",
     "embedding_multiplier": "embedding_scale",
     "residual_multiplier": "residual_scale",
     "logits_scaling": "logit_scale",
@@ -106,9 +110,9 @@ def _size(file: GGUF, key: str) -> Any:
         return shape_of(file.tensors["token_embd.weight"])[0]
     if key == "block_count" and (more := file.get("nextn_predict_layers")):
         return file.get(key) - more  # the last ones predict later tokens; nothing reads them
-    if key == "feed_forward_length":
-        return file.get(key, file.get("expert_feed_forward_length"))
     value = file.get(key)
+    if value is None and key == "feed_forward_length":
+        value = file.get("expert_feed_forward_length")
     return next(filter(None, value), 0) if isinstance(value, list) else value
 
 
@@ -147,10 +151,26 @@ def _qwen3_5(file: GGUF, sizes: Mapping[str, int]) -> dict[str, Any]:
     return {"linear_value_head_dim": file.get("ssm.inner_size") // file.get("ssm.time_step_rank")}
 
 
+def _gemma4(file: GGUF, sizes: Mapping[str, int]) -> dict[str, Any]:
+    """Heads of layers that slide and of the others; widths are lists where late layers' double."""
+    first = file.get("attention.sliding_window_pattern").index(False)
+    heads, widths = file.get("attention.head_count_kv"), file.get("feed_forward_length")
+    return {
+        "head_dim": file.get("attention.key_length_swa"),
+        "global_head_dim": sizes["head_dim"],
+        "num_global_key_value_heads": heads[first] if isinstance(heads, list) else None,
+        "attention_k_eq_v": f"blk.{first}.attn_v.weight" not in file.tensors,
+        "use_double_wide_mlp": isinstance(widths, list) and max(widths) > min(widths),
+        "enable_moe_block": bool(file.get("expert_count")),
+        "vocab_size_per_layer_input": sizes["vocab_size"],
+    }
+
+
 _MORE: dict[str, Callable[[GGUF, Mapping[str, int]], dict[str, Any]]] = {
     "qwen3moe": lambda file, sizes: {"norm_topk_prob": True},  # as llama.cpp
     "gemma2": _gemma,
     "gemma3": _gemma,
+    "gemma4": _gemma4,
     "granite": _granite,
     "lfm2": _lfm2,
     "qwen35": _qwen3_5,
@@ -165,7 +185,7 @@ def _refuse_unsupported(
     window, get = file.get("attention.sliding_window"), file.get
     slides = family.slides and config.get("use_sliding_window", True)
     narrow = window and not slides and window < get("context_length", 0)
-    rotated = get("rope.dimension_count", head_dim)
+    rotated, sliding = get("rope.dimension_count", head_dim), get("attention.key_length_swa")
     scaling = get("rope.scaling.type", "none")
     refused = {
         "expert_count": (
@@ -178,6 +198,11 @@ def _refuse_unsupported(
             rotated != head_dim and "partial_rotary_factor" not in family.defaults,
             head_dim,
         ),
+        "attention.value_length_swa": (
+            get("attention.value_length_swa", sliding) != sliding,
+            sliding,
+        ),
+        "rope.dimension_count_swa": (get("rope.dimension_count_swa", sliding) != sliding, sliding),
         "rope.scaling.type": (
             scaling not in ("none", "linear", "yarn"),
             "none, linear, yarn, or Llama 3's rope_freqs tensor",
@@ -192,7 +217,7 @@ def _refuse_unsupported(
 def _rope_scaling(
     file: GGUF, family: families.Family, head_dim: int, theta: float
 ) -> RopeScaling | None:
-    """Reads linear scaling and YaRN from metadata, Llama 3's from a tensor of divisors."""
+    """Reads linear scaling and YaRN from metadata, Llama 3's and Gemma 4's from divisors."""
     factor = float(file.get("rope.scaling.factor", file.get("rope.scale_linear", 1.0)))
     kind = file.get("rope.scaling.type", "linear")
     kind = "none" if kind == "linear" and factor in (0.0, 1.0) else kind
@@ -201,7 +226,7 @@ def _rope_scaling(
             both = f"tensor {ROPE_FREQS!r} beside rope.scaling.factor {factor:g}"
             raise BadInput(f"{file.path}: {both} is not supported; supported: one of them")
         divisors = unpack(file, ROPE_FREQS).astype(np.float64)
-        return _llama3_scaling(divisors, head_dim // 2, theta, file.path)
+        return _scaling_by_divisors(divisors, head_dim // 2, theta, file.path)
     if kind == "none":
         return None
     found = {hf: file.get(f"rope.scaling.{key}") for hf, key in _YARN.items()}
@@ -209,14 +234,18 @@ def _rope_scaling(
     return rope_scaling({**usual, "rope_type": kind, "factor": factor, **found}, {}, str(file.path))
 
 
-def _llama3_scaling(
+def _scaling_by_divisors(
     divisors: np.ndarray, half: int, theta: float, path: Path
 ) -> RopeScaling | None:
-    """Finds the settings of these divisors: 1 for fast frequencies, ``factor`` for slow ones."""
+    """Finds the settings of these divisors: of Llama 3 they are 1 for fast frequencies and
+    ``factor`` for slow ones; of Gemma 4 they are 1, or 1e30 for channels that are not rotated."""
     if divisors.shape != (half,):
         raise BadInput(f"{path}: tensor {ROPE_FREQS!r}: expected ({half},), got {divisors.shape}")
     if np.allclose(divisors, 1.0):
         return None
+    rotated = int(np.sum(divisors == 1))
+    if np.array_equal(divisors > 1e20, np.arange(half) >= rotated):
+        return RopeScaling("proportional", 1.0, share=rotated / half)
     inverse = theta ** (-np.arange(half) / half)
     for original in (8192, *(2**n for n in range(4, 21))):
         scaling = RopeScaling("llama3", float(divisors.max()), 1.0, 4.0, original)

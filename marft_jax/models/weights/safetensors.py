@@ -83,7 +83,7 @@ def read(
     wanted: dict[str, Layout | ExpertRows] = {**layouts(config, shapes)}
     left_out = 0
     of_experts = expert_rows(config, shapes)
-    passed = unread_names(config) | _names_of_scales({*wanted, *of_experts})
+    passed = unread_names(config, "hf") | _names_of_scales({*wanted, *of_experts})
     tied = set[int]() if config.tie_embeddings else None
     for file in weight_files(directory):
         with readable(file, "safetensors file"), safe_open(file, framework="numpy") as tensors:
