@@ -255,11 +255,7 @@ _GPT_OSS = Family(
     },
     slides=_all_but_every,
     packed="mxfp4",
-    traits={
-        "sinks": True,
-        "files": "stacked",
-        "spelling": (("ffn_norm", "post_attention_norm"),),
-    },
+    traits={"sinks": True, "files": "stacked", "spelling": (("ffn_norm", "post_attention_norm"),)},
     build=with_experts,
     more=_gpt_oss,
 )

@@ -135,6 +135,7 @@ LFM2: dict[str, Any] = dict(
     },
 )
 """Fields of the ``Family`` of LFM2, but for ``build``."""
+_SECOND_NORM = "ffn_norm", "post_attention_norm"
 QWEN3_5: dict[str, Any] = dict(
     defaults={
         "vocab_size": 248320,
@@ -150,12 +151,7 @@ QWEN3_5: dict[str, Any] = dict(
     recurrent="linear_attention",
     usual=_usual_qwen3_5,
     more=qwen3_5,
-    traits={
-        "qk_norm": True,
-        "gated": True,
-        "norm_offset": 1.0,
-        "spelling": (("ffn_norm", "post_attention_norm"),),
-    },
+    traits={"qk_norm": True, "gated": True, "norm_offset": 1.0, "spelling": (_SECOND_NORM,)},
 )
 """Of Qwen3.5 with a dense mlp."""
 QWEN3_5_EXPERTS = {

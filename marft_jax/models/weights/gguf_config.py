@@ -53,14 +53,15 @@ _KEYS = {
     **{key: key for key in families.SOFT_CAPS},
 }
 """Names in config.json and in GGUF of settings that only some families have."""
-
-
 _YARN = {
-    "original_max_position_embeddings": "original_context_length",
-    "beta_fast": "yarn_beta_fast",
-    "beta_slow": "yarn_beta_slow",
+    "original_max_position_embeddings": "rope.scaling.original_context_length",
+    "beta_fast": "rope.scaling.yarn_beta_fast",
+    "beta_slow": "rope.scaling.yarn_beta_slow",
 }
-_NO_YARN = ("attn_factor", "yarn_attn_factor", "yarn_ext_factor", "yarn_log_multiplier")
+_NO_YARN = [
+    f"rope.scaling.{name}"
+    for name in ("attn_factor", "yarn_attn_factor", "yarn_ext_factor", "yarn_log_multiplier")
+]
 
 
 def read_config(file: GGUF) -> DecoderConfig:
@@ -118,8 +119,8 @@ def _size(file: GGUF, key: str) -> Any:
 
 def _settings(file: GGUF, family: families.Family, sizes: Mapping[str, int]) -> Mapping[str, Any]:
     """What the file says in the spelling of config.json, for the family to read."""
-    found = {hf: file.get(key) for hf, key in _KEYS.items()}
-    found = {hf: value for hf, value in found.items() if value is not None}
+    known = ((hf, file.get(key)) for hf, key in _KEYS.items())
+    found = {hf: value for hf, value in known if value is not None}
     found["sliding_window"] = file.get("attention.sliding_window", 0)
     if isinstance(pattern := found.get("sliding_window_pattern"), list):
         kinds = {True: "sliding_attention", False: "full_attention"}
@@ -134,10 +135,6 @@ def _gemma(file: GGUF, sizes: Mapping[str, int]) -> dict[str, Any]:
     other = sizes["n_layers"] == {"gemma2": 46, "gemma3": 62}[file.architecture]
     root = sizes["d_model"] // sizes["n_heads"] if other else sizes["head_dim"]
     return {"query_pre_attn_scalar": root}
-
-
-def _granite(file: GGUF, sizes: Mapping[str, int]) -> dict[str, Any]:
-    return {"attention_multiplier": file.get("attention.scale", sizes["head_dim"] ** -0.5)}
 
 
 def _lfm2(file: GGUF, sizes: Mapping[str, int]) -> dict[str, Any]:
@@ -171,7 +168,9 @@ _MORE: dict[str, Callable[[GGUF, Mapping[str, int]], dict[str, Any]]] = {
     "gemma2": _gemma,
     "gemma3": _gemma,
     "gemma4": _gemma4,
-    "granite": _granite,
+    "granite": lambda file, sizes: {
+        "attention_multiplier": file.get("attention.scale", sizes["head_dim"] ** -0.5)
+    },
     "lfm2": _lfm2,
     "qwen35": _qwen3_5,
     "qwen35moe": _qwen3_5,
@@ -185,29 +184,23 @@ def _refuse_unsupported(
     window, get = file.get("attention.sliding_window"), file.get
     slides = family.slides and config.get("use_sliding_window", True)
     narrow = window and not slides and window < get("context_length", 0)
-    rotated, sliding = get("rope.dimension_count", head_dim), get("attention.key_length_swa")
-    scaling = get("rope.scaling.type", "none")
+    scaling, sliding = get("rope.scaling.type", "none"), get("attention.key_length_swa")
+    widths = {"attention.value_length_swa": sliding, "rope.dimension_count_swa": sliding}
+    widths["attention.value_length"] = head_dim
+    if "partial_rotary_factor" not in family.defaults:
+        widths["rope.dimension_count"] = head_dim
     refused = {
         "expert_count": (
             family.build is families.dense and get("expert_count", 0),
             "0 (no mixture of experts)",
         ),
         "attention.sliding_window": (narrow, "none, or at least the context length"),
-        "attention.value_length": (get("attention.value_length", head_dim) != head_dim, head_dim),
-        "rope.dimension_count": (
-            rotated != head_dim and "partial_rotary_factor" not in family.defaults,
-            head_dim,
-        ),
-        "attention.value_length_swa": (
-            get("attention.value_length_swa", sliding) != sliding,
-            sliding,
-        ),
-        "rope.dimension_count_swa": (get("rope.dimension_count_swa", sliding) != sliding, sliding),
+        **{key: (get(key, width) != width, width) for key, width in widths.items()},
         "rope.scaling.type": (
             scaling not in ("none", "linear", "yarn"),
             "none, linear, yarn, or Llama 3's rope_freqs tensor",
         ),
-        **{key: (get(key), "none") for key in (f"rope.scaling.{name}" for name in _NO_YARN)},
+        **{key: (get(key), "none") for key in _NO_YARN},
         **{key: (key not in family.defaults and get(key), "none") for key in families.SOFT_CAPS},
     }
     cases = {f"{file.architecture}.{key}": case for key, case in refused.items()}
@@ -229,7 +222,7 @@ def _rope_scaling(
         return _scaling_by_divisors(divisors, head_dim // 2, theta, file.path)
     if kind == "none":
         return None
-    found = {hf: file.get(f"rope.scaling.{key}") for hf, key in _YARN.items()}
+    found = {hf: file.get(key) for hf, key in _YARN.items()}
     usual = family.defaults.get("rope_parameters", {})
     return rope_scaling({**usual, "rope_type": kind, "factor": factor, **found}, {}, str(file.path))
 
