@@ -118,7 +118,8 @@ def gradients(
     """Computes the totals of one microbatch."""
     with jax.named_scope("policy"):
         policy = jax.grad(functools.partial(_policy_loss, spec, base, r=r, t=t), has_aux=True)
-        grad_policy, (logprobs_BA, seen) = policy(adapters)
+        still = jax.tree.map(jnp.zeros_like, adapters), _seen_of_nobody(spec, r)
+        grad_policy, (logprobs_BA, seen) = policy(adapters) if spec.learns else still
     critic_loss, grad_critic = jnp.zeros(()), critic
     if t.scored.values_BX is not None:
         with jax.named_scope("critic"):
@@ -127,6 +128,14 @@ def gradients(
     by_adapter = _sums_by_adapter(spec, seen, r, t, lora.shape_of(adapters)[0])
     by_agent = _sums_by_agent(spec, logprobs_BA, seen, r, t)
     return Totals(grad_policy, grad_critic, by_adapter, by_agent, critic_loss)
+
+
+def _seen_of_nobody(
+    spec: LearnerSpec, r: Rows[jax.Array]
+) -> tuple[jax.Array, dict[str, jax.Array]]:
+    """What ``_policy_loss`` returns besides the loss, where nobody learns and nothing is read."""
+    mask_BX, _, _ = logprobs.decision_labels(r, spec.algorithm.level)
+    return r.actions.behaviour_BA, dict.fromkeys(_MEANS, jnp.zeros_like(mask_BX))
 
 
 def _sums_by(labels: jax.Array, mask: jax.Array, size: int) -> Callable[[jax.Array], jax.Array]:

@@ -122,7 +122,8 @@ class Learner:
             both = zip(scored[base], own, strict=True)
             scored[base] = [s._replace(reference_BA=reference_BA) for s, reference_BA in both]
         corrects = self._settings.correction != "none"
-        present = self._logprobs(state.adapters if corrects else {}, rows)
+        learning = {base: state.adapters[base] for base in self._team.learning_bases}
+        present = self._logprobs(learning if corrects else {}, rows)
         estimates = self._estimate(state, batch, scored, taught_EJ)
         targets = self._targets(batch, scored, present, estimates)
         averages = estimates.baseline, estimates.values_scale

@@ -73,8 +73,9 @@ def programs(
         run = mesh_lib.with_mesh(mesh, functools.partial(function, *fixed))
         return mesh_lib.serialised(mesh, jax.jit(run, out_shardings=sharding, **how))
 
-    def of_base(graphdef: Graph) -> BasePrograms:
-        spec = LearnerSpec(graphdef, settings, algorithm, agents)
+    def of_base(base: str, graphdef: Graph) -> BasePrograms:
+        learns = base in team.learning_bases
+        spec = LearnerSpec(graphdef, settings, algorithm, agents, learns)
         return BasePrograms(
             score=compiled(split, score, spec, **options),
             proximal=compiled(split, proximal, spec, **options),
@@ -90,7 +91,7 @@ def programs(
         zeros=compiled(apart, gradients.zeros, places, agents),
         apply=compiled(everywhere, optimiser.apply, settings, donate_argnames="state"),
         report=compiled(everywhere, gradients.report, settings, owners),
-        bases={base: of_base(graphdef) for base, (_, graphdef) in decoders.items()},
+        bases={base: of_base(base, graphdef) for base, (_, graphdef) in decoders.items()},
     )
 
 

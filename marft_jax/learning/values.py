@@ -19,12 +19,18 @@ from marft_jax.team.prompts import Team
 
 
 class LearnerSpec(NamedTuple):
-    """Constants of a learner's compiled functions."""
+    """Constants of a learner's compiled functions.
+
+    Attributes:
+        agents: number of agents in the team.
+        learns: false for a base without an adapter that learns; at most its critic does.
+    """
 
     graphdef: Graph
     settings: LearnerSettings
     algorithm: Algorithm
     agents: int
+    learns: bool = True
 
 
 class Scored(NamedTuple):
@@ -49,7 +55,7 @@ def reads_base(settings: LearnerSettings) -> bool:
 
 
 def updated_bases(settings: LearnerSettings, team: Team) -> tuple[str, ...]:
-    """Bases with a backward pass: those with an adapter that learns, all of them with a critic."""
+    """Bases with gradients: those with an adapter that learns, all of them with a critic."""
     return team.learning_bases if settings.critic is None else tuple(team.adapters)
 
 

@@ -224,6 +224,28 @@ def _gradients(config: Config, name: str):
     return jax.jit(run)
 
 
+def test_a_critic_over_a_base_on_which_nobody_learns_needs_no_pass_through_the_base(episodes):
+    config, base = settings(mode="heads"), small.base(LAYERS)
+    batch, state = build(config, episodes), fresh(config, "appo")
+    own = settled(config, "appo")
+    spec = LearnerSpec(base.graphdef, own, find_algorithm("appo"), agents=2, learns=False)
+    rows = jax.tree.map(lambda x: x[0], batch.rows[MAIN])
+    ones = np.ones(batch.chain.positions.shapes[MAIN][1:], np.float32)
+    scored = Scored(0 * ones, np.tile(ones[..., None], small.CONFIG.d_model))
+    targets = gradients.Targets(ones, scored, ones, LossWeights(ones, ones, ones))
+
+    def totals(spec, base):
+        run = jax.jit(functools.partial(gradients.gradients, spec))
+        return run(base, state.adapters[MAIN], state.critic[MAIN], rows, targets)
+
+    learns = totals(spec._replace(learns=True), base.params)
+    still = totals(spec, jax.tree.map(lambda x: jnp.full_like(x, jnp.nan), base.params))
+    close(still.critic_gradient, learns.critic_gradient, 1e-6)
+    np.testing.assert_array_equal(still.by_agent["decisions"], learns.by_agent["decisions"])
+    assert not any(np.any(x) for x in jax.tree.leaves(still.gradient))
+    assert np.any(jax.tree.leaves(learns.gradient)[0]) and not still.by_agent["logprobs"].any()
+
+
 @pytest.mark.parametrize("name", ["appo", "tppo"])
 def test_what_stands_in_padding_changes_nothing(episodes, name):
     rng = np.random.default_rng(1)

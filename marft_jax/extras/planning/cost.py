@@ -213,6 +213,8 @@ def _teacher(run: Run) -> Counted:
 def _gradients(run: Run) -> Counted:
     micros, tokens, width, actions = _microbatch(run.batch.rows[MAIN])
     model, epochs = run.model, run.config.algo.epochs
+    if not run.team.learning_bases and run.learning.has_frozen_critic:
+        return epochs * micros, 0.0, 0.0  # the critic's heads alone
     forward, lora = forward_flops(model, tokens, width / 2), _lora(model, tokens, *_adapters(run))
     attention = forward - forward_flops(model, tokens, 0)
     trained = 2 * forward + attention + 3 * lora
