@@ -126,6 +126,7 @@ def test_the_shipped_teams_have_the_classic_members():
     members = {f.stem: [p.name for p in team_files.load_team(str(f)).agents] for f in TEAM_FILES}
     assert members == {
         "dual": ["reasoner", "actor"],
+        **dict.fromkeys(("two_bases", "frozen_planner"), ["planner", "solver"]),
         "trio": ["reasoner", "actor", "verifier"],
         "quartet": ["problem_decomposer", "planner", "executor", "verifier"],
         "octet": [
