@@ -117,9 +117,12 @@ def gradients(
 ) -> Totals:
     """Computes the totals of one microbatch."""
     with jax.named_scope("policy"):
-        policy = jax.grad(functools.partial(_policy_loss, spec, base, r=r, t=t), has_aux=True)
-        still = jax.tree.map(jnp.zeros_like, adapters), _seen_of_nobody(spec, r)
-        grad_policy, (logprobs_BA, seen) = policy(adapters) if spec.learns else still
+        if spec.learns:
+            policy = jax.grad(functools.partial(_policy_loss, spec, base, r=r, t=t), has_aux=True)
+            grad_policy, (logprobs_BA, seen) = policy(adapters)
+        else:
+            grad_policy = jax.tree.map(jnp.zeros_like, adapters)
+            logprobs_BA, seen = _seen_without_a_pass(spec, r)
     critic_loss, grad_critic = jnp.zeros(()), critic
     if t.scored.values_BX is not None:
         with jax.named_scope("critic"):
@@ -130,10 +133,11 @@ def gradients(
     return Totals(grad_policy, grad_critic, by_adapter, by_agent, critic_loss)
 
 
-def _seen_of_nobody(
+def _seen_without_a_pass(
     spec: LearnerSpec, r: Rows[jax.Array]
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
-    """What ``_policy_loss`` returns besides the loss, where nobody learns and nothing is read."""
+    """What ``_policy_loss`` returns besides the loss, for a base on which nobody learns: the
+    log-probs of sampling, and zeros for metrics that only a pass through the base would give."""
     mask_BX, _, _ = logprobs.decision_labels(r, spec.algorithm.level)
     return r.actions.behaviour_BA, dict.fromkeys(_MEANS, jnp.zeros_like(mask_BX))
 

@@ -351,10 +351,11 @@ class Decoder(nnx.Module):
         def run(
             graphdef: Any, kind: Any, number: Any, traced: Any, weights: Sequence[Base], *args: Any
         ) -> tuple[Array, Any]:
-            own = (x if y is None else y for x, y in zip(kind, traced, strict=True))
-            return nnx.merge(graphdef, *weights)(Layer(number, *own), *args, reading)
+            found = (x if y is None else y for x, y in zip(kind, traced, strict=True))
+            return nnx.merge(graphdef, *weights)(Layer(number, *found), *args, reading)
 
         stacked = self.config.stacked
+        # a kind stays static: between rotary tables of unlike shapes no program can choose
         run = rematerialised(run, self.remat, (0, 1), scanned=stacked)
         through = self._scanned if stacked else self._unrolled
         x_BTD, kept = through(run, x_BTD, rope, lora, owners, cache, own)

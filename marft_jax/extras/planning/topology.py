@@ -64,7 +64,7 @@ def find_topology(name: str) -> Topology:
     is_shape = re.fullmatch(r"[1-9]\d*(x[1-9]\d*)*", shape)
     sizes = [int(size) for size in shape.split("x")] if is_shape else []
     if kind in TPUS and sizes:
-        return _tpu(name, kind)
+        return _tpu(name, kind, len(sizes))
     if kind not in ("cpu", *GPUS) or len(sizes) not in (1, 2):
         raise BadInput(f"--topology: expected {_HOW}, got {name!r}; GPUs are {', '.join(GPUS)}")
     hosts, each = [1, *sizes][-2:]
@@ -96,11 +96,11 @@ def _gpus(name: str, kind: str, hosts: int, each: int) -> Topology:
         raise _no_compiler(name, "GPU", "gpu-plans") from error
 
 
-def _tpu(name: str, kind: str) -> Topology:
+def _tpu(name: str, kind: str, dimensions: int) -> Topology:
     devices = _tpu_devices(name)
     first = [device for device in devices if device.process_index == 0]
     coordinates = list(zip(*(device.coords for device in first), strict=True))
-    sizes = [max(along) - min(along) + 1 for along in coordinates][: 2 + (kind in ("v5p", "tpu7x"))]
+    sizes = [max(along) - min(along) + 1 for along in coordinates][:dimensions]
     own = f"{kind}:{'x'.join(map(str, sizes))}"
     host = first if len(first) == len(devices) else _tpu_devices(own)
     return Topology(name, devices, host, len(devices) // len(first), TPUS[kind])

@@ -17,8 +17,8 @@ class Layer(NamedTuple):
 
     Attributes:
         number: index where layers are stacked; None for a layer by itself.
-        slides: true where attention reads through a window; traced where layers are scanned.
-        rope: number of the rotary table; traced where layers are scanned.
+        slides: true where attention reads through a window.
+        rope: number of the rotary table. Both are traced where scanned layers of a place differ.
     """
 
     number: Array | None = None

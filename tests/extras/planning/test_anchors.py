@@ -81,8 +81,8 @@ def token_flops(f: Figure) -> float:
     if f.work == "training":
         return 3 * (forward + vocabulary)
     attention = forward - cost.forward_flops(m, 1, 0)
-    targets = {own[0].target or name: None for name, own in m.matrices().items()}
-    lora = cost.forward_flops(m, 1, 0, 16, [*targets]) - cost.forward_flops(m, 1, 0)
+    every = ["all-linear", "experts"]
+    lora = cost.forward_flops(m, 1, 0, 16, every) - cost.forward_flops(m, 1, 0)
     return 2 * forward + attention + 3 * lora + 2 * vocabulary
 
 
