@@ -137,6 +137,8 @@ class Guard:
         acted = {turn.agent for episode in episodes for turn in episode.turns}
         for name in (name for agent, name in enumerate(self._agents) if agent in acted):
             kl, entropy = metrics.get(f"agent/{name}/approx_kl", 0.0), f"agent/{name}/entropy"
+            if entropy not in metrics:  # nobody learns on its base
+                continue
             stuck = f"kl {name}" in self.memory["since"] and kl < _MOVED
             if s.max_kl is not None and (stuck or not kl <= s.max_kl):  # NaN is outside, too
                 yield Finding("kl", name, kl, s.max_kl)

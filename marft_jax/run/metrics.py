@@ -183,9 +183,10 @@ def _of_learner(learned: Mapping[str, Any], team: Team, recorded: bool) -> dict[
     """Names the learner's arrays by agent, ``agent/<name>/...``; its scalars keep their names.
 
     The behaviour log-prob of recorded actions is 0, so their ``logprob_gap`` is the cross-entropy
-    per token: the loss.
+    per token: the loss. Agents on a base on which nobody learns have no such numbers.
     """
     named = {}
+    learning = [i for i, base in enumerate(team.bases) if base in team.learning_bases]
     for key, value in jax.device_get(dict(learned)).items():
         if key == "nonfinite" or recorded and key in _OF_RATIOS:
             continue
@@ -193,7 +194,7 @@ def _of_learner(learned: Mapping[str, Any], team: Team, recorded: bool) -> dict[
             named[key] = value
         else:
             key = "loss" if recorded and key == "logprob_gap" else key
-            named |= {f"agent/{n}/{key}": value[i] for i, n in enumerate(team.names)}
+            named |= {f"agent/{team.names[i]}/{key}": value[i] for i in learning}
     return named
 
 

@@ -82,7 +82,12 @@ def test_a_run_on_two_bases_continues_exactly_after_a_kill(two, tmp_path, monkey
 def test_a_base_on_which_nobody_learns_has_no_optimiser_and_stays_bit_equal(tmp_path):
     run = tmp_path / "run"
     frozen = "prompt: plan, trainable: false, base: other"
-    assert not run_train(run, TWO.replace(", base: other", "").replace("prompt: plan", frozen))
+    team = TWO.replace(", base: other", "").replace("prompt: plan", frozen)
+    assert not run_train(run, team, "--guard.min_entropy", "1e-6")
+    measured = {
+        agent: f"agent/{agent}/entropy" in lines_of(run)[0] for agent in ("planner", "solver")
+    }
+    assert measured == {"planner": False, "solver": True}
     states = [arrays_of(run, step)["policies"] for step in (1, 3)]
     assert not jax.tree.leaves(states[1]["other"]["adapters_opt"])
     first, last = (state["other"]["adapters"] for state in states)
