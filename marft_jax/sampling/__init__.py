@@ -1,6 +1,7 @@
 """The protocol between who plays episodes and who samples actions."""
 
 from marft_jax.sampling.bases import SamplerOfBases
+from marft_jax.sampling.batcher import Batcher, Share
 from marft_jax.sampling.protocol import Capabilities, Completion, Request, Sampler
 
-__all__ = ["Capabilities", "Completion", "Request", "Sampler", "SamplerOfBases"]
+__all__ = ["Batcher", "Capabilities", "Completion", "Request", "Sampler", "SamplerOfBases", "Share"]

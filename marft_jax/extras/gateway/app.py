@@ -16,10 +16,10 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 from marft_jax.extras.gateway import http
-from marft_jax.extras.gateway.batcher import Batcher
 from marft_jax.extras.gateway.errors import ApiError
 from marft_jax.extras.gateway.protocol import Answer, Call, Choice, read_call, settled, usage
 from marft_jax.extras.gateway.served_team import ServedTeam
+from marft_jax.sampling.batcher import Batcher
 
 _BUCKETS = ("0.1", "0.3", "1", "3", "10", "30", "100", "+Inf")
 

@@ -87,9 +87,9 @@ def open_app(
         BadInput: settings, model or checkpoint do not fit.
     """
     from marft_jax.extras.gateway.app import make_app
-    from marft_jax.extras.gateway.batcher import Batcher
     from marft_jax.extras.gateway.http import DEFAULT
     from marft_jax.extras.gateway.served_team import ServedTeam
+    from marft_jax.sampling.batcher import Batcher
 
     session = open_session(config, load_team(config.team.file), at_once=config.rollout.slots)
     team, threads = session.team, DaemonThreads()

@@ -12,7 +12,6 @@ import numpy as np
 
 from marft_jax.envs.base import Grade, Task, question_source
 from marft_jax.errors import BadInput
-from marft_jax.extras.gateway.batcher import Batcher, Share
 from marft_jax.extras.gateway.errors import ApiError
 from marft_jax.extras.gateway.history import (
     check_tools,
@@ -24,6 +23,7 @@ from marft_jax.extras.gateway.history import (
 from marft_jax.extras.gateway.protocol import Call, Choice
 from marft_jax.models.tokenizers.tokenizer import Tokenizer
 from marft_jax.random_keys import Stream
+from marft_jax.sampling.batcher import Batcher, Share
 from marft_jax.sampling.protocol import Completion, Request
 from marft_jax.sampling.stops import cut, text_of
 from marft_jax.team.prompts import Team

@@ -78,7 +78,7 @@ class Batcher:
 
     def _check(self) -> None:
         if not self.alive:
-            raise RunFailed(f"the engine has stopped: {self._failure or 'shutting down'}")
+            raise RunFailed(f"the sampler has stopped: {self._failure or 'shutting down'}")
 
     def _run(self) -> None:
         try:
@@ -91,7 +91,7 @@ class Batcher:
                 left = [asked.future for asked in (*self._asked.values(), *self._incoming)]
             for future in [*left, *(self._next or ())[2:]]:
                 if future.set_running_or_notify_cancel():
-                    future.set_exception(RunFailed(f"the engine has failed: {described(error)}"))
+                    future.set_exception(RunFailed(f"the sampler has failed: {described(error)}"))
 
     def _wait(self) -> bool:
         """Waits for work; false when there will be none."""
