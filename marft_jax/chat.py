@@ -26,6 +26,7 @@ from marft_jax.envs.threads import DaemonThreads
 from marft_jax.errors import BadInput, RunFailed, printable
 from marft_jax.run import transcripts
 from marft_jax.run.setup import open_session, play_held_out, restore_state
+from marft_jax.sampling.protocol import version_of
 from marft_jax.team.assemble import workflow_of
 from marft_jax.team.team_files import load_team
 from marft_jax.team.workflows import NEED_ENV
@@ -71,7 +72,7 @@ class LoadedTeam:
             )
         self._session = open_session(config, blueprint, at_once=len(blueprint.agents))
         state = restore_state(self._session, run, step)
-        self._session.sampler.load(state.adapters, int(state.step))
+        self._session.sampler.load(state.adapters, version_of(state.adapters))
         self._threads, self._asked = DaemonThreads(), itertools.count()
 
     def ask(self, question: str) -> Episode:

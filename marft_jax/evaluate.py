@@ -38,6 +38,7 @@ from marft_jax.run.answers import Answers
 from marft_jax.run.progress import Progress
 from marft_jax.run.setup import Session, open_session, open_source, restore_state
 from marft_jax.run.signals import EXIT_STOPPED, Stop
+from marft_jax.sampling.protocol import version_of
 from marft_jax.setting import check_local
 from marft_jax.team.profiles import last_answering
 from marft_jax.team.team_files import load_team
@@ -141,8 +142,8 @@ def evaluate_team(
         console.print(f"{' -> '.join(session.team.names)}: {who}")
         threads, zeros = DaemonThreads(), jax.tree.map(jnp.zeros_like, adapters)
         for (plan, source), variant in product(pairs, variants):
-            own, version = (adapters, at_step) if variant.trained else (zeros, 0)
-            session.sampler.load(own, version or 0)
+            own = adapters if variant.trained else zeros
+            session.sampler.load(own, version_of(own))
             file = folder / _file_name(plan, at_step, variant)
             answers = Answers(_as_variant(session, variant), plan, source, file, own)
             found = score(_played(answers, plan.name, threads, console))

@@ -30,6 +30,7 @@ from marft_jax.run.saving import roll_back, save
 from marft_jax.run.setup import make_rollout
 from marft_jax.run.signals import EXIT_STOPPED
 from marft_jax.run.training import Training, first_step_notice, rollout_source
+from marft_jax.sampling.protocol import version_of
 from marft_jax.types import OnStep, Sample, TrainedStep, Version
 
 
@@ -135,7 +136,7 @@ def rehearse(config: Config) -> int:
         find_loggers(config.run.loggers)
         own = dataclasses.replace(config.run, dir=folder, loggers=())
         with open_training(dataclasses.replace(config, run=own), rehearses=True) as run:
-            run.session.sampler.load(run.state.adapters, int(run.state.step))
+            run.session.sampler.load(run.state.adapters, version_of(run.state.adapters))
             source = run.curriculum.source(run.curriculum.level(run.state.progress))
             console = Console(quiet=not processes.is_lead())
             [episode] = make_rollout(run.session, source, run.threads).play([_FIRST], 0).episodes

@@ -81,13 +81,13 @@ class Turn(NamedTuple):
     index: int = 0  # number of the turn in its episode, from 0
     start: int = 0  # this many prompt tokens come from earlier turns; the rest is new text
     limit: int | None = None  # the most tokens of the action; None where it was not sampled
-    filtered_mass: float = 1.0  # probability that filters left to draw from, mean of its tokens
+    filtered_mass: float | None = None  # probability that filters left to draw from, mean
     # the answer of the tool that it called, after which the same agent went on in the next turn
     tool: str | None = None
     calls: tuple[AnsweredCall, ...] = ()  # of the agent's own tools, whose answers ``tool`` joins
     replayed: bool = False  # of another sample, whose branch this episode is; learned from there
     player: str = ""  # whose reward it earns; "" is the whole team
-    version: int = 0  # of the adapters that sampled it: the number of updates that made them
+    version: str = ""  # of the adapters that sampled it, see ``sampling.version_of``
 
     def __repr__(self) -> str:
         return f"Turn({self.name}: {self.text!r:.200})"

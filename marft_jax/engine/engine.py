@@ -72,7 +72,7 @@ class Engine:
         self._prefill, self._decode = run.prefill, run.decode
         self._seed, self._decode_text = seed, decode
         self._slots: Slots | None = None
-        self._version = 0
+        self._version = ""
         self._fused: lora.FusedAdapters | None = None
         self._schedule = Schedule(self._shape, mesh, reuse, config.recurrent)
         self._reuse, self._recurrent = reuse, config.recurrent
@@ -89,7 +89,7 @@ class Engine:
         programs = self._shape.programs(self._mesh, self._reuse)
         return Capabilities({self._name: self._shape.context}, self._shape.slots, programs)
 
-    def load(self, adapters: Mapping[str, lora.Adapters], version: int) -> None:
+    def load(self, adapters: Mapping[str, lora.Adapters], version: str) -> None:
         """Samples with these adapters from now on, copied to its devices where they are elsewhere;
         no request may be unanswered."""
         assert not self.busy
@@ -240,10 +240,11 @@ class Engine:
                 self.partial[entry.ticket] = ids[slot, :n].copy()
             else:
                 share = float(kept[slot]) / n
-                finished = end is not None or int(ids[slot, n - 1]) in self._eos_ids
+                is_ended = int(ids[slot, n - 1]) in self._eos_ids
+                why = "stop" if end is not None else "end" if is_ended else "length"
                 n = end or n
                 own = ids[slot, :n].copy(), logprobs[slot, :n].copy()
-                done.append((entry.ticket, Completion(*own, finished, share, self._version)))
+                done.append((entry.ticket, Completion(*own, why, share, self._version)))
                 del self._active[slot]
                 if end is None or not self._recurrent:  # no state is as old as a stop text
                     self._schedule.extend(slot, own[0][:-1])  # the last one was never read

@@ -28,7 +28,7 @@ class Collected(NamedTuple):
         dropped_groups: number of groups that were played and are not learned from.
         failed: number of failed episodes, which count nowhere else.
         waited_s: seconds in which nothing was sampled, as environments had to answer first.
-        version: number of updates that made the adapters that sampled them.
+        updates: number of updates that made the adapters that sampled them.
         level: level of the curriculum.
         stats: statistics of the sampler, by the names of their metrics.
         seconds: durations of the parts of the step, by the names of their metrics.
@@ -42,7 +42,7 @@ class Collected(NamedTuple):
     dropped_groups: int
     failed: int
     waited_s: float
-    version: int = 0
+    updates: int = 0
     level: int = 0
     stats: Mapping[str, float] = {}
     seconds: Mapping[str, float] = {}

@@ -86,6 +86,8 @@ class LiveEpisode:
 
     def receive(self, part: EpisodeCoroutine, completion: Completion) -> None:
         """Goes on with a completion."""
+        if completion.reason == "cancelled" and not self.over:
+            self._end(Failure("the sampler gave up a request", is_bad_input=False))
         if not self.over:  # it may have failed since the request
             self._advance(part, completion)
 
@@ -259,7 +261,7 @@ class LiveEpisode:
             text=text_of(completion.ids.tolist(), act.sampling.stop, decode),
             answers=profile.answers,
             sees=act.sees,
-            truncated=not completion.finished,
+            truncated=completion.reason == "length",
             temperature=act.sampling.temperature or 1.0,
             start=act.start,
             limit=act.sampling.max_new_tokens,
@@ -271,6 +273,5 @@ class LiveEpisode:
 
 def _completion_of(turn: Turn) -> Completion:
     """Completion with which a recorded turn was made."""
-    return Completion(
-        turn.action, turn.logprobs, not turn.truncated, turn.filtered_mass, turn.version
-    )
+    why = "length" if turn.truncated else "end"
+    return Completion(turn.action, turn.logprobs, why, turn.filtered_mass, turn.version)

@@ -239,7 +239,7 @@ class Recordings:
         faults: for each demonstration with a request that cannot be answered, by its number: why.
     """
 
-    capabilities = Capabilities({}, _AT_ONCE, reports_filtered_mass=False, streams=False)
+    capabilities = Capabilities({}, _AT_ONCE, streams=False)
     partial: Mapping[int, np.ndarray] = {}
 
     def __init__(
@@ -247,14 +247,14 @@ class Recordings:
     ):
         self._demonstrations, self._tokenizers = demonstrations, tokenizers
         self._waiting: dict[int, Request] = {}
-        self._version = self._asked = 0
+        self._version, self._asked = "", 0
         self.faults: dict[int, str] = {}
 
     @property
     def busy(self) -> bool:
         return bool(self._waiting)
 
-    def load(self, adapters: object, version: int) -> None:
+    def load(self, adapters: object, version: str) -> None:
         """Notes the version; recorded actions do not depend on adapters."""
         self._version = version
 
@@ -293,15 +293,15 @@ class Recordings:
             k = list(places_of([turn.tool for turn in turns])).index((act, call))
             limit = request.sampling.max_new_tokens
             ids = _recorded_ids(turns[k], tokenizer, limit, f"turn {k + 1}")
-            finished = not turns[k].truncated
+            why = "length" if turns[k].truncated else "end"
         except BadInput as error:
             self.faults.setdefault(number, str(error))
-            ids, finished = [tokenizer.end_id], True
+            ids, why = [tokenizer.end_id], "end"
         except ValueError:
             self.faults.setdefault(number, f"it has no turn {len(turns) + 1}, which comes then")
-            ids, finished = [tokenizer.end_id], True
+            ids, why = [tokenizer.end_id], "end"
         logprobs = np.zeros(len(ids), np.float32)
-        return Completion(np.asarray(ids, np.int32), logprobs, finished, version=self._version)
+        return Completion(np.asarray(ids, np.int32), logprobs, why, version=self._version)
 
 
 def _recorded_ids(turn: RecordedTurn, tokenizer: Tokenizer, limit: int, what: str) -> list[int]:

@@ -20,7 +20,7 @@ from marft_jax.errors import BadInput, EpisodesFailed, Stopped
 from marft_jax.random_keys import ActionKey, Stream
 from marft_jax.rollout.env_session import RolloutSpec
 from marft_jax.rollout.live_episode import EpisodeCoroutine, LiveEpisode
-from marft_jax.sampling.protocol import Request, Sampler
+from marft_jax.sampling.protocol import Sampler
 from marft_jax.team.prompts import Team
 from marft_jax.team.workflows import Workflow
 from marft_jax.types import AnsweredCall, FailedEpisode, Played, Sample
@@ -128,7 +128,8 @@ class Rollout:
                 self._report(sum(episode.over for episode in live))
             for episode in live:
                 for part, request in episode.take_requests():
-                    self._check_choices(request)
+                    if refusal := self._sampler.capabilities.refusal(request):
+                        raise BadInput(f"--rollout.sampler: {refusal}; use engine")
                     asked[self._sampler.submit(request)] = episode, part
             due = _calls(live)
             for ticket, completion in self._sampler.step():
@@ -139,13 +140,6 @@ class Rollout:
             waited_s += 0.0 if self._sampler.busy else time.perf_counter() - started
             self._wait(calls, live, [call for call in _calls(live) if call.serialised])
         return waited_s
-
-    def _check_choices(self, request: Request) -> None:
-        if request.choices and not self._sampler.capabilities.masks_choices:
-            raise BadInput(
-                "the environment allows only some actions; expected a sampler that can restrict "
-                "what it draws, and this one cannot: let the environment judge any action"
-            )
 
     def _wait(self, calls: Calls, live: Sequence[LiveEpisode], due: Sequence[UserCall]) -> None:
         """Waits for the calls that are ``due``, and lets their episodes go on."""

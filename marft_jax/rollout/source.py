@@ -20,7 +20,7 @@ from marft_jax.random_keys import attempt
 from marft_jax.rollout.collect import Collected
 from marft_jax.rollout.curriculum import Curriculum
 from marft_jax.rollout.pipeline import Cancelled, Pipeline
-from marft_jax.sampling.protocol import Sampler
+from marft_jax.sampling.protocol import Sampler, version_of
 from marft_jax.types import Episode, Version
 
 
@@ -29,14 +29,14 @@ class Job(NamedTuple):
 
     Attributes:
         attempt: number of the attempt at the step, see ``random_keys.attempt``.
-        version: number of updates that made the adapters.
+        updates: number of updates that made the adapters.
         adapters: adapters of each base that sample the step; they are not overwritten before it is
             played.
         level: level of the curriculum.
     """
 
     attempt: int
-    version: int
+    updates: int
     adapters: Mapping[str, Adapters]
     level: int
 
@@ -91,8 +91,8 @@ class RolloutSource(NamedTuple):
         placed_s = {"place_s": time.perf_counter() - started} if self.copy_adapters else {}
         for number in range(step + self.pipeline.asked, min(step + lag + 1, self.steps)):
             adapters, progress = versions[number - step]
-            level, version = self.curriculum.level(progress), max(0, number - lag)
-            job = Job(attempt(number, rollbacks), version, adapters, level)
+            level, updates = self.curriculum.level(progress), max(0, number - lag)
+            job = Job(attempt(number, rollbacks), updates, adapters, level)
             self.pipeline.ask(functools.partial(self._play, job))
         collected = self.pipeline.take()
         return collected._replace(seconds={**collected.seconds, **placed_s}), versions[1:]
@@ -108,13 +108,14 @@ class RolloutSource(NamedTuple):
 
     def _play(self, job: Job, cancelled: Cancelled) -> Collected:
         """Plays a job in any thread; the sampler holds its memory only as long as that takes."""
-        self.sampler.load(job.adapters, job.version)
+        version = version_of(job.adapters)
+        self.sampler.load(job.adapters, version)
         try:
             played = self.play(job, cancelled)
-            _check_version(played.played, job.version)
+            _check_version(played.played, version)
             return played._replace(
                 seconds={**played.seconds, "reward_s": played.waited_s},
-                version=job.version,
+                updates=job.updates,
                 level=job.level,
                 stats=self.sampler.stats(),
             )
@@ -122,11 +123,11 @@ class RolloutSource(NamedTuple):
             self.sampler.release()
 
 
-def _check_version(episodes: Sequence[Episode], version: int) -> None:
+def _check_version(episodes: Sequence[Episode], version: str) -> None:
     """Raises ``RunFailed`` where a turn was sampled by other adapters than those of the step."""
     found = {turn.version for episode in episodes for turn in episode.turns} - {version}
     if found:
         raise RunFailed(
             f"expected actions sampled by the adapters of version {version}, got version "
-            f"{min(found)}: the sampler did not load the adapters that it was given"
+            f"{min(found) or 'none'}: the sampler did not load the adapters that it was given"
         )

@@ -17,6 +17,7 @@ from marft_jax.run.guard import Verdict, by_agent
 from marft_jax.run.metrics import Clock, check_best_metric, metrics_of
 from marft_jax.run.training import Training
 from marft_jax.run.transcripts import record, turn_numbers
+from marft_jax.sampling.protocol import version_of
 from marft_jax.types import MAIN
 
 
@@ -80,7 +81,7 @@ def report(
 
 def _evaluate(run: Training, state: TrainState) -> dict[str, float]:
     step = int(state.step)
-    run.session.sampler.load(state.adapters, step)
+    run.session.sampler.load(state.adapters, version_of(state.adapters))
     return run.evaluation.evaluate(run.session, run.threads, step, run.reporter)
 
 

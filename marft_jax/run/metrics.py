@@ -92,8 +92,8 @@ def metrics_of(
     if algo.dynamic_sampling:
         numbers["episode/dropped_groups"] = collected.dropped_groups
     if config.rollout.lag:
-        numbers["rollout/version"] = collected.version
-        numbers["rollout/lag"] = done - 1 - collected.version
+        numbers["rollout/version"] = collected.updates
+        numbers["rollout/lag"] = done - 1 - collected.updates
     if config.team.workflow == "program":
         numbers["episode/rewritten"] = np.mean([_rewritten(episode) for episode in episodes])
     if config.env.curriculum is not None:
@@ -132,14 +132,14 @@ def _of_agent(collected: Collected, agent: int, algo: Update) -> dict[str, float
     both = zip(collected.played, collected.played_rewards, strict=True)
     played = [(episode, paid) for episode, paid in both if episode.branch is None]
     turns = [turn for episode, _ in played for turn in episode.turns if turn.agent == agent]
+    masses = [turn.filtered_mass for turn in turns if turn.filtered_mass is not None]
     rewards = [agent_reward(episode, paid, agent, algo.credit) for episode, paid in played]
     return {
         "reward": np.mean([r for r in rewards if r is not None] or [0.0]).item(),
         "tokens": np.mean([len(turn.action) for turn in turns] or [0.0]).item(),
         "truncated": np.mean([turn.truncated for turn in turns] or [0.0]).item(),
-        "kept": np.mean([turn.filtered_mass for turn in turns] or [1.0]).item(),
         "turns": len(turns) / len(played),
-    }
+    } | ({"kept": np.mean(masses).item()} if masses else {})
 
 
 def _of_tools(calls: Sequence[Called], team: Team) -> dict[str, float]:

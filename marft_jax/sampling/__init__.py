@@ -2,6 +2,15 @@
 
 from marft_jax.sampling.bases import SamplerOfBases
 from marft_jax.sampling.batcher import Batcher, Share
-from marft_jax.sampling.protocol import Capabilities, Completion, Request, Sampler
+from marft_jax.sampling.protocol import Capabilities, Completion, Request, Sampler, version_of
 
-__all__ = ["Batcher", "Capabilities", "Completion", "Request", "Sampler", "SamplerOfBases", "Share"]
+__all__ = [
+    "Batcher",
+    "Capabilities",
+    "Completion",
+    "Request",
+    "Sampler",
+    "SamplerOfBases",
+    "Share",
+    "version_of",
+]

@@ -41,7 +41,8 @@ class SamplerOfBases:
             programs=sum(able.programs for able in each),
             repeats=all(able.repeats for able in each),
             masks_choices=all(able.masks_choices for able in each),
-            reports_filtered_mass=all(able.reports_filtered_mass for able in each),
+            policy_logprobs=all(able.policy_logprobs for able in each),
+            loads_while_busy=all(able.loads_while_busy for able in each),
             streams=all(able.streams for able in each),
         )
 
@@ -57,7 +58,7 @@ class SamplerOfBases:
             for own, ids in sampler.partial.items()
         }
 
-    def load(self, adapters: AdaptersOfBases, version: int) -> None:
+    def load(self, adapters: AdaptersOfBases, version: str) -> None:
         for sampler in self._each:
             sampler.load(adapters, version)
 

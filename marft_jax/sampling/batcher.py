@@ -34,7 +34,7 @@ class Batcher:
         self.sampler = sampler
         self._incoming: deque[_Asked] = deque()
         self._asked: dict[int, _Asked] = {}
-        self._next: tuple[AdaptersOfBases, int, Future[None]] | None = None
+        self._next: tuple[AdaptersOfBases, str, Future[None]] | None = None
         self._changed, self._closing = threading.Condition(), False
         self._failure: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="sampler", daemon=True)
@@ -67,8 +67,9 @@ class Batcher:
             self._changed.notify()
         return future
 
-    def load(self, adapters: AdaptersOfBases, version: int) -> Future[None]:
-        """Samples later requests with these adapters; requests that were begun end first."""
+    def load(self, adapters: AdaptersOfBases, version: str) -> Future[None]:
+        """Samples later requests with these adapters; requests that were begun end first, unless
+        the sampler loads while it is busy."""
         future: Future[None] = Future()
         with self._changed:
             self._check()
@@ -103,7 +104,8 @@ class Batcher:
 
     def _admit(self) -> None:
         """Hands new requests to the sampler, after new adapters if there are any."""
-        if self._next is not None and not self._asked:
+        at_once = self.sampler.capabilities.loads_while_busy
+        if self._next is not None and (at_once or not self._asked):
             adapters, version, future = self._next
             self.sampler.load(adapters, version)
             self._next = None
@@ -123,9 +125,10 @@ class Batcher:
             asked = self._asked.pop(ticket)
             if asked.future.set_running_or_notify_cancel():
                 asked.future.set_result(completion)
-        for ticket, ids in self.sampler.partial.items():
-            if (watch := self._asked[ticket].watch) is not None:
-                watch(ids)
+        if self.sampler.capabilities.streams:
+            for ticket, ids in self.sampler.partial.items():
+                if (watch := self._asked[ticket].watch) is not None:
+                    watch(ids)
 
 
 class Share:
@@ -148,7 +151,7 @@ class Share:
     def busy(self) -> bool:
         return bool(self._left)
 
-    def load(self, adapters: AdaptersOfBases, version: int) -> None:
+    def load(self, adapters: AdaptersOfBases, version: str) -> None:
         """Loads them for all shares of the batcher."""
         self._batcher.load(adapters, version).result()
 

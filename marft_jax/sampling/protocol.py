@@ -2,7 +2,7 @@
 
 The player submits requests and calls ``step`` until all are answered:
 
-    sampler.load(adapters, version)
+    sampler.load(adapters, version_of(adapters))
     tickets = [sampler.submit(request) for request in requests]
     while sampler.busy:
         for ticket, completion in sampler.step():
@@ -12,8 +12,9 @@ The player submits requests and calls ``step`` until all are answered:
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 
@@ -55,20 +56,22 @@ class Completion(NamedTuple):
     """A sampled action.
 
     Attributes:
-        ids: sampled token ids, ``int32 [tokens]``.
-        logprobs: behaviour log-prob of each token, ``float32 [tokens]``.
-        finished: the action ended with an end-of-turn token or a stop text; False where its token
-            limit cut it off.
+        ids: sampled token ids, ``int32 [tokens]``, up to and with the end-of-turn token, or the
+            token in which a stop text ended.
+        logprobs: log-prob of each token at the sampling temperature, before filters, ``float32
+            [tokens]``.
+        reason: why it ended. end: an end-of-turn token. stop: a stop text. length: its token limit.
+            cancelled: the sampler gave it up, and its episode fails.
         filtered_mass: probability that choices, top-k, top-p and min-p left to draw from, the mean
-            over the tokens; 1 from a sampler that does not report it.
+            over the tokens; None from a sampler that does not report it.
         version: the version of the adapters that sampled it, as given to ``Sampler.load``.
     """
 
     ids: np.ndarray
     logprobs: np.ndarray
-    finished: bool
-    filtered_mass: float = 1.0
-    version: int = 0
+    reason: Literal["end", "stop", "length", "cancelled"]
+    filtered_mass: float | None = None
+    version: str = ""
 
 
 class Capabilities(NamedTuple):
@@ -80,7 +83,9 @@ class Capabilities(NamedTuple):
         programs: the most programs that it may compile for them; 0 where it compiles none.
         repeats: equal requests to equal adapters get equal completions, whatever runs beside them.
         masks_choices: it draws only among ``Request.choices``, and what ``Request.form`` accepts.
-        reports_filtered_mass: it reports ``Completion.filtered_mass``.
+        policy_logprobs: log-probs are of the policy. False: they are of what filters and masks left
+            to draw from, and requests with these are refused.
+        loads_while_busy: ``load`` may come while requests are unanswered; these keep their version.
         streams: ``Sampler.partial`` holds the tokens of unfinished requests.
     """
 
@@ -89,13 +94,29 @@ class Capabilities(NamedTuple):
     programs: int = 0
     repeats: bool = True
     masks_choices: bool = True
-    reports_filtered_mass: bool = True
+    policy_logprobs: bool = True
+    loads_while_busy: bool = False
     streams: bool = True
+
+    def refusal(self, request: Request) -> str:
+        """Says what a request wants that the sampler cannot do; "" where it can answer it."""
+        s = request.sampling
+        is_masked = bool(request.choices or request.form)
+        if is_masked and not self.masks_choices:
+            what = "a form for the text" if request.form else "only some actions"
+            return f"the request allows {what}, and this sampler cannot restrict what it draws"
+        if not self.policy_logprobs and (is_masked or s.top_k or s.top_p < 1 or s.min_p > 0):
+            return (
+                "the request has a filter or a mask (top_k, top_p, min_p, choices, form), and this "
+                "sampler's log-probs are of what these leave"
+            )
+        return ""
 
 
 class Sampler(Protocol):
     """Answers requests. ``Engine`` is ours, for one base; ``SamplerOfBases`` puts several samplers
-    together; recordings and scripts of tests are others."""
+    together; recordings and scripts of tests are others. A class that extends this one needs no
+    ``partial``, ``start`` and ``stats``."""
 
     @property
     def capabilities(self) -> Capabilities: ...
@@ -108,15 +129,15 @@ class Sampler(Protocol):
     @property
     def partial(self) -> Mapping[int, np.ndarray]:
         """Ids so far of each unfinished request after the last ``step``, by ticket."""
-        ...
+        return {}
 
-    def load(self, adapters: AdaptersOfBases, version: int) -> None:
-        """Samples with these adapters from now on; no request may be unanswered.
+    def load(self, adapters: AdaptersOfBases, version: str) -> None:
+        """Samples later requests with these adapters. No request may be unanswered, unless the
+        sampler ``loads_while_busy``.
 
         Args:
             adapters: those of each base of the team.
-            version: number of updates that made them. After a rollback a number comes again with
-                other adapters.
+            version: digest of their content, see ``version_of``.
         """
         ...
 
@@ -130,7 +151,6 @@ class Sampler(Protocol):
 
     def start(self) -> None:
         """Starts the work of the next ``step`` and does not wait for it, where a sampler can."""
-        ...
 
     def step(self) -> Sequence[tuple[int, Completion]]:
         """Samples for a while; returns what is finished, with the tickets. It returns at once where
@@ -143,4 +163,20 @@ class Sampler(Protocol):
 
     def stats(self) -> Mapping[str, float]:
         """Returns statistics since the last ``load``, by the names of their metrics."""
-        ...
+        return {}
+
+
+def version_of(adapters: AdaptersOfBases) -> str:
+    """Digest of the content of adapters: their names, shapes and bytes. Equal adapters have equal
+    versions, so that a version never comes again with others.
+
+    It waits for the arrays and copies them to the host.
+    """
+    digest = hashlib.sha256()
+    for base, matrices in sorted(adapters.items()):
+        for name, parts in sorted(matrices.items()):
+            for part, array in sorted(parts.items()):
+                x = np.asarray(array)
+                digest.update(f"{base}\n{name}\n{part}\n{x.dtype} {x.shape}\n".encode())
+                digest.update(np.ascontiguousarray(x).data)
+    return digest.hexdigest()[:16]

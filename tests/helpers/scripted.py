@@ -21,7 +21,7 @@ class Scripted:
 
     def __init__(self, speak, slots: int = 4):
         self.capabilities = Capabilities({}, slots, streams=False)
-        self._speak, self._slots, self._version = speak, slots, 0
+        self._speak, self._slots, self._version = speak, slots, ""
         self._waiting, self.requests, self.batches = [], [], []
 
     def load(self, adapters, version):
@@ -56,9 +56,9 @@ class Scripted:
             ids = np.array([*self._speak(request).encode(), END], np.int32)
             ids = ids[: request.sampling.max_new_tokens]
             end = stopped_at(ids, request.sampling.stop, ByteTokenizer().decode)
-            ids, finished = ids[:end], end is not None or bool(ids[-1] == END)
+            ids, why = ids[:end], "length" if end is None and ids[-1] != END else "end"
             logprobs = np.full(len(ids), -1, np.float32)
-            answer = Completion(ids, logprobs, finished, version=self._version)
+            answer = Completion(ids, logprobs, why, version=self._version)
             done.append((ticket, answer))
         return done
 

@@ -26,6 +26,7 @@ from marft_jax.run.answers import Answers
 from marft_jax.run.checkpoints import Checkpoints
 from marft_jax.run.setup import Session, open_session, open_source, restore_state
 from marft_jax.run.signals import Stop
+from marft_jax.sampling.protocol import version_of
 from marft_jax.team.prompts import Team
 from marft_jax.team.team_files import load_team
 
@@ -83,7 +84,7 @@ def play_matches(
                 name, opponent = match.agent, match.opponent
                 plan = BenchmarkPlan(f"{name} against {opponent}", 1, match.config, tasks)
                 source = open_source(stack, match.config, "eval")
-                session.sampler.load(match.adapters, at)
+                session.sampler.load(match.adapters, version_of(match.adapters))
                 file = folder / f"match-{at}-{name}-{opponent.replace('/', '_')}.jsonl"
                 answers = Answers(match.session, plan, source, file, match.adapters)
                 found[name, at, opponent] = outcomes_of(answers.play(threads))[name]

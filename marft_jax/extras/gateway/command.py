@@ -26,6 +26,7 @@ from marft_jax.errors import BadInput, reason
 from marft_jax.formats.hosts import name_of
 from marft_jax.random_keys import Stream
 from marft_jax.run.setup import Session, make_rollout, open_session, restore_state
+from marft_jax.sampling.protocol import version_of
 from marft_jax.team.prompts import Team
 from marft_jax.team.team_files import load_team
 from marft_jax.types import Player
@@ -96,13 +97,13 @@ def open_app(
     heat = config.eval.temperature
     team = team._replace(sampling=tuple(s._replace(temperature=heat) for s in team.sampling))
     state = restore_state(session, run, step)
-    session.sampler.load(state.adapters, int(state.step))
+    session.sampler.load(state.adapters, version_of(state.adapters))
     with Batcher(session.sampler) as batcher:
 
         async def reload() -> int:
             restore = functools.partial(restore_state, session, run, "latest")
             state = await asyncio.get_running_loop().run_in_executor(threads, restore)
-            await asyncio.wrap_future(batcher.load(state.adapters, int(state.step)))
+            await asyncio.wrap_future(batcher.load(state.adapters, version_of(state.adapters)))
             return int(state.step)
 
         plays = functools.partial(_player, session, threads)

@@ -149,10 +149,10 @@ def _choice(
     completion: Completion,
     tokenizer: Tokenizer,
 ) -> Choice:
-    ids, logprobs, finished, *_ = completion
+    ids, logprobs, why, *_ = completion
     text = text_of(ids.tolist(), stop, tokenizer.decode)
     text, calls = split_calls(tokenizer, call, text, secrets.token_hex(3)[:5])
-    return Choice(text, ids, logprobs, not finished, prompt, tokenizer.decode, calls=calls)
+    return Choice(text, ids, logprobs, why == "length", prompt, tokenizer.decode, calls=calls)
 
 
 def _played(episode: Episode, stop: Sequence[str], team: Team) -> Choice:
