@@ -1,7 +1,8 @@
 """Settings that all runs share, with defaults that are the quickstart, and their bounds.
 
 Of the sections ``env`` and ``algo`` only the base classes are here: each environment and each
-algorithm declares its own settings beside its code (``envs/``, ``learning/settings.py``).
+algorithm declares its own settings beside its code (``envs/``, ``learning/settings.py``). So may a
+sampler of a user's own.
 """
 
 from __future__ import annotations
@@ -306,13 +307,11 @@ class Algo(Update):
 
 
 @dataclasses.dataclass(frozen=True)
-class Rollout(Section):
-    slots: Count = 64
-    """Rows of the key-value cache: how many agents act at the same time."""
-    chunk: Count = 16
-    """Decode steps on the device before the host looks at the rows again."""
-    reuse: bool = True
-    """Keeps a prefix cache: the common beginning of an adapter's prompts is computed once."""
+class RolloutSettings(Section):
+    """Settings of playing; a sampler has more of its own."""
+
+    sampler: str = "engine"
+    """Who samples: engine, or your own as package.module:Class."""
     step_seconds: Annotated[float, Field(ge=0.001)] = 600.0
     """Time limit for an answer of the environment or the workflow, in seconds. An episode that
     exceeds it has failed."""
@@ -331,6 +330,18 @@ class Rollout(Section):
     """Number of versions that are kept, a uniform sample of all versions so far."""
     past_choice: Literal["random", "strong"] = "random"
     """How the version that plays a step is drawn. random: uniformly. strong: weighted by wins."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Rollout(RolloutSettings):
+    """Settings of playing with our engine."""
+
+    slots: Count = 64
+    """Rows of the key-value cache: how many agents act at the same time."""
+    chunk: Count = 16
+    """Decode steps on the device before the host looks at the rows again."""
+    reuse: bool = True
+    """Keeps a prefix cache: the common beginning of an adapter's prompts is computed once."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -410,7 +421,7 @@ class Config:
     """the estimate of values"""
     algo: Update
     """how a step learns: credit, advantages, losses"""
-    rollout: Rollout = Rollout()
+    rollout: RolloutSettings = Rollout()
     """how episodes are played, and their limits"""
     mesh: Mesh = Mesh()
     """devices and processes"""

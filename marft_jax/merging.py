@@ -124,7 +124,8 @@ def _saved(fault: str, layers: Sequence[Layer]) -> str:
         last = [one for one in layers if key in one.words][-1:]
         section, _, name = key.partition(".")
         usual = key in words and words[key] == words_of(key, getattr(kinds[section], name, None))
-        if last and last[0].saved and (name == "name" or not usual):
+        chooses = sections_lib.CHOOSES.get(section) == name
+        if last and last[0].saved and (chooses or not usual):
             found.append(f"{key} {' '.join(words[key]):.60} comes from {last[0].file}")
     return f" ({'; '.join(found)})" if found else ""
 
@@ -165,7 +166,9 @@ def _find_unread(words: Words, evaluates: bool) -> dict[str, str]:
         if not (owners := sections_lib.owners(key)):
             raise BadInput(f"unknown setting {key!r:.80}{suggestion(key, known)}")
         section = key.partition(".")[0]
-        mine = f"--{section}.name {' '.join(words.get(f'{section}.name', [kinds[section].name]))}"
+        chosen = sections_lib.chooser(section)
+        default = getattr(kinds[section], sections_lib.CHOOSES[section])
+        mine = f"--{chosen} {' '.join(words.get(chosen, [default]))}"
         found[key] = f"unknown setting for {mine}; it belongs to {' and '.join(owners)}"
     config = _build(words)
     needs = config_lib.find_unread(config, evaluates=evaluates)

@@ -1,7 +1,7 @@
 """Sections of the settings: their dataclasses, help and JSON schema.
 
-``env`` and ``algo`` are unions: each environment and each algorithm declares its own settings, and
-``name`` tells which ones are meant. Nothing here imports JAX.
+``env``, ``algo`` and ``rollout`` are unions: each environment, algorithm and sampler declares its
+own settings, and one setting tells which are meant. Nothing here imports JAX.
 """
 
 from __future__ import annotations
@@ -10,16 +10,19 @@ from collections.abc import Iterator
 from dataclasses import Field, fields
 from typing import Any, NoReturn
 
-from marft_jax.config import Algo, Config, EnvSettings
+from marft_jax.config import Algo, Config, EnvSettings, RolloutSettings
 from marft_jax.envs import base as envs
 from marft_jax.errors import BadInput
 from marft_jax.learning import settings as algorithms
+from marft_jax.sampling import settings as samplers
 from marft_jax.setting import help_lines, schema_of, texts
 
 Words = dict[str, list[str]]
 """``section.name`` to the words that stand for its value."""
 
-_DEFAULTS = {"env": EnvSettings.name, "algo": Algo.name}
+CHOOSES = {"env": "name", "algo": "name", "rollout": "sampler"}
+"""The setting of each union that tells which of its settings are meant."""
+_DEFAULTS = {"env": EnvSettings.name, "algo": Algo.name, "rollout": RolloutSettings.sampler}
 _USAGE = """usage: python -m {prog} [--config FILE ...] [--SECTION.NAME VALUE ...]
 
 {about}
@@ -33,24 +36,35 @@ sections:"""
 
 
 def kinds(words: Words) -> dict[str, Any]:
-    """Returns the dataclass of each section, those of ``env`` and ``algo`` by their names."""
+    """Returns the dataclass of each section, that of a union as the words choose it."""
     found = {field.name: type(field.default) for field in fields(Config)}
-    find = {"env": envs.settings_type, "algo": algorithms.settings_type}
+    find = {
+        "env": envs.settings_type,
+        "algo": algorithms.settings_type,
+        "rollout": samplers.settings_type,
+    }
     for section, default in _DEFAULTS.items():
-        found[section] = find[section](" ".join(words.get(f"{section}.name", [default])))
+        found[section] = find[section](" ".join(words.get(chooser(section), [default])))
     return found
 
 
+def chooser(section: str) -> str:
+    """Returns the setting that chooses among the dataclasses of a union."""
+    return f"{section}.{CHOOSES[section]}"
+
+
 def family(section: str) -> dict[str, Any]:
-    """Returns the dataclasses that ``env`` or ``algo`` may have, by name."""
+    """Returns the dataclasses that a union may have, by name."""
     if section == "env":
         named = {name: envs.settings_type(name) for name in envs.BUILT_IN}
         return named | {"package.module:Class": envs.Own}
+    if section == "rollout":
+        return samplers.SETTINGS | {"package.module:Class": RolloutSettings}
     return algorithms.SETTINGS | {"package.module:NAME": Algo} if section == "algo" else {}
 
 
 def owners(key: str) -> dict[str, Field[Any]]:
-    """Returns the fields of a setting, by the environments or algorithms that have it."""
+    """Returns the fields of a setting, by the names of the dataclasses that have it."""
     section, _, name = key.partition(".")
     own = ((owner, field) for owner, kind in family(section).items() for field in fields(kind))
     return {owner: field for owner, field in own if field.name == name}
@@ -71,9 +85,10 @@ def _union(section: str) -> Iterator[dict[str, Any]]:
     """Yields a schema for each environment or algorithm; code of a user's own may declare more."""
     for name, kind in family(section).items():
         found, is_own = schema_of(kind), ":" in name
-        found["properties"]["name"] |= {"pattern": ":"} if is_own else {"const": name}
+        chosen = CHOOSES[section]
+        found["properties"][chosen] |= {"pattern": ":"} if is_own else {"const": name}
         found["additionalProperties"] = is_own
-        yield found if name == _DEFAULTS[section] else found | {"required": ["name"]}
+        yield found if name == _DEFAULTS[section] else found | {"required": [chosen]}
 
 
 def show_help(prog: str, flags: Words, topic: str = "") -> NoReturn:
@@ -86,6 +101,7 @@ def show_help(prog: str, flags: Words, topic: str = "") -> NoReturn:
         print(f"  {section:<15}  {about[section]}")
         if topic in ("all", section):
             if named := family(section):
-                print(f"{'':19}(of --{section}.name {kind.name}; there are {', '.join(named)})")
+                which = " ".join(flags.get(chooser(section), [_DEFAULTS[section]]))
+                print(f"{'':19}(of --{chooser(section)} {which}; there are {', '.join(named)})")
             print(*help_lines(section, kind), sep="\n")
     raise SystemExit(0)

@@ -143,7 +143,7 @@ def serve(requests: int, clients: int, flags: list[str]) -> None:
     from marft_jax.team.team_files import load_team
 
     config = cli.parse([*_LENGTHS, *flags])
-    session = open_session(config, load_team(None), at_once=config.rollout.slots)
+    session = open_session(config, load_team(None), at_once=sys.maxsize)
     session.sampler.load(_adapters(session), 0)
     team = session.team
     works = []

@@ -169,7 +169,7 @@ def replay(
     workflow: Callable[[Team, str], Workflow],
     create_env: Callable[[], Env],
     threads: Executor,
-    settings: config.Rollout,
+    settings: config.RolloutSettings,
     max_tool_calls: int,
     stop: Callable[[], bool],
 ) -> list[Episode | str]:

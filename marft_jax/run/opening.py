@@ -10,7 +10,7 @@ from pathlib import Path
 import jax
 from rich.console import Console
 
-from marft_jax.config import Config, Rollout
+from marft_jax.config import Config, RolloutSettings
 from marft_jax.envs.threads import DaemonThreads
 from marft_jax.errors import BadInput, Stopped
 from marft_jax.learning.normalizers import find_normalizer
@@ -109,6 +109,8 @@ def _open(
     reporter = stack.enter_context(reporter)
     news += [warning] if (warning := reuses_samples(config.algo)) else []
     news += _objects(config)
+    if not session.sampler.capabilities.repeats:
+        news.append("the sampler does not repeat: what is sampled again is sampled anew")
     for base in session.bases.values():
         adapted = lora.counts(base.config, config.lora.targets)
         news.append(f"matrices with adapters in {base.source}: {adapted}")
@@ -156,7 +158,9 @@ def check_learns(config: Config, blueprint: Blueprint) -> None:
             f"{at!r:.60}"
         )
     pool = ("past_every", "past_kept", "past_choice")
-    given = [name for name in pool if getattr(config.rollout, name) != getattr(Rollout, name)]
+    given = [
+        name for name in pool if getattr(config.rollout, name) != getattr(RolloutSettings, name)
+    ]
     if given and all(profile.past is None for profile in blueprint.agents):
         raise BadInput(f"--rollout.{given[0]}: it needs an agent with `past` in the team file")
     has_teachers, learns_from_them = any(blueprint.teachers), config.algo.teacher_coef > 0

@@ -7,7 +7,7 @@ import dataclasses
 import functools
 import itertools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
 from pathlib import Path
 from typing import NamedTuple
@@ -16,7 +16,7 @@ import jax
 from jax.sharding import Mesh
 from rich.console import Console
 
-from marft_jax.config import Config, Model, Update
+from marft_jax.config import Config, Model, Rollout, Update
 from marft_jax.engine.compiled import Shape
 from marft_jax.engine.engine import Engine
 from marft_jax.envs.base import EnvSource, Split, make
@@ -35,12 +35,13 @@ from marft_jax.parallel import mesh as mesh_lib
 from marft_jax.parallel import processes
 from marft_jax.plugins import load_extra
 from marft_jax.random_keys import Stream
-from marft_jax.rollout.rollout import Rollout
+from marft_jax.rollout import rollout as rollout_lib
 from marft_jax.run.checkpoints import Checkpoints
 from marft_jax.run.compatibility import identity_of
 from marft_jax.run.progress import Progress
 from marft_jax.sampling.bases import SamplerOfBases
 from marft_jax.sampling.protocol import Sampler
+from marft_jax.sampling.settings import SampledBase, SamplerSetup, make_sampler
 from marft_jax.setting import replaced
 from marft_jax.team.assemble import make_team, workflow_of
 from marft_jax.team.bases import models_of
@@ -122,10 +123,15 @@ def open_session(
     at_once = at_once or _at_once(config.algo)
     playing = mesh_lib.local_mesh(meshes[1])
     places = mesh_lib.parts(playing, config.mesh.bases, len(bases))
-    engines = {
-        name: _open_engine(config, (mesh, own), name, base, team, at_once)
-        for (name, base), own in zip(bases.items(), places, strict=True)
-    }
+    if isinstance(config.rollout, Rollout):
+        sampler: Sampler = SamplerOfBases(
+            {
+                name: _open_engine(config, config.rollout, (mesh, own), name, base, team, at_once)
+                for (name, base), own in zip(bases.items(), places, strict=True)
+            }
+        )
+    else:
+        sampler = make_sampler(_sampler_setup(config, bases, team))
     known = {name: (base.source, base.config) for name, base in bases.items()}
     targets = itertools.chain(*(named(shape, config.lora.targets) for shape in shapes))
     config = replaced(config, "lora.targets", tuple(dict.fromkeys(targets)))
@@ -135,7 +141,6 @@ def open_session(
     copied = functools.partial(mesh_lib.placed, mesh=playing)
     copied = copied if config.mesh.rollout else None
     how = copied, stop, collective, parts
-    sampler = SamplerOfBases(engines)
     return Session(config, learning, workflow, mesh, bases, team, sampler, *how)
 
 
@@ -177,8 +182,28 @@ def load_onto(
     return base
 
 
+def _sampler_setup(config: Config, bases: Mapping[str, BaseModel], team: Team) -> SamplerSetup:
+    """What a sampler that is not ours is made from."""
+
+    def setup_of(name: str, base: BaseModel) -> SampledBase:
+        members = [i for i, own in enumerate(team.bases) if own == name]
+        first = [min(i for i in members if team.owners[i] == n) for n in range(team.adapters[name])]
+        return SampledBase(
+            source=base.source,
+            adapters=tuple(team.names[i] for i in first),
+            eos_ids=tuple(base.tokenizer.eos_ids),
+            decode=base.tokenizer.decode,
+            context=max(team.contexts[i] for i in members),
+            longest=max(team.sampling[i].max_new_tokens for i in members),
+        )
+
+    own = {name: setup_of(name, base) for name, base in bases.items()}
+    return SamplerSetup(config.rollout, own, config.run.seed, config.lora.alpha)
+
+
 def _open_engine(
     config: Config,
+    settings: Rollout,
     meshes: tuple[Mesh, Mesh],
     name: str,
     base: BaseModel,
@@ -191,8 +216,8 @@ def _open_engine(
     if config.mesh.rollout:
         params = copy_base(params, mesh_lib.placer(playing))
     shape = Shape(
-        slots=min(config.rollout.slots, processes.share(at_once, jax.process_count())),
-        chunk=config.rollout.chunk,
+        slots=min(settings.slots, processes.share(at_once, jax.process_count())),
+        chunk=settings.chunk,
         context=max(team.contexts[i] for i in members),
         longest=max(team.sampling[i].max_new_tokens for i in members),
     )
@@ -207,7 +232,7 @@ def _open_engine(
         alpha=config.lora.alpha,
         decode=base.tokenizer.decode,
         name=name,
-        reuse=config.rollout.reuse,
+        reuse=settings.reuse,
         forms=lambda form: load_extra("form.constraint")(
             base.tokenizer, base.config.vocab_size, form
         ),
@@ -303,7 +328,7 @@ def make_rollout(
         cancelled: true when playing must end, besides ``Session.stop``.
     """
     settings = session.config.rollout
-    rollout = Rollout(
+    rollout = rollout_lib.Rollout(
         session.sampler,
         session.team,
         find_workflow(session.workflow),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import jax
 import numpy as np
 import pytest
 import small
@@ -15,11 +16,12 @@ from marft_jax.rollout.pipeline import Pipeline
 from marft_jax.rollout.recorded import Demonstration, RecordedTurn, Recordings
 from marft_jax.rollout.rollout import Rollout
 from marft_jax.rollout.source import Job, RolloutSource
-from marft_jax.sampling import Request, SamplerOfBases
+from marft_jax.sampling import Batcher, Request, SamplerOfBases, version_of
 from marft_jax.team.workflows import WORKFLOWS
 from marft_jax.types import MAIN, Act, Sampling, Turn
 
 WORD = (80, 97, 115, END)
+FILTERS = {"top_k": 3, "top_p": 0.9, "min_p": 0.1}
 
 
 def recordings():
@@ -42,7 +44,7 @@ SAMPLERS = {
 @pytest.fixture(params=SAMPLERS)
 def sampler(request):
     made = SAMPLERS[request.param]()
-    made.load({MAIN: small.adapters(3)}, 7)
+    made.load({MAIN: small.adapters(3)}, "7")
     return made
 
 
@@ -61,10 +63,10 @@ def test_each_request_is_answered_once_and_the_answer_names_the_version(sampler)
     """Invariant 23."""
     asked = requests()
     for completion in small.answers(sampler, asked):
-        assert completion.version == 7
+        assert completion.version == "7"
         assert 0 < len(completion.ids) == len(completion.logprobs) <= 12
-    sampler.load({MAIN: small.adapters(3)}, 8)
-    assert {c.version for c in small.answers(sampler, asked)} == {8}
+    sampler.load({MAIN: small.adapters(3)}, "8")
+    assert {c.version for c in small.answers(sampler, asked)} == {"8"}
 
 
 def test_a_sampler_that_repeats_gives_equal_requests_equal_answers(sampler):
@@ -123,9 +125,21 @@ def one_act(team, observation):
 def test_what_a_sampler_cannot_do_is_refused_before_it_is_asked():
     sampler, team = Scripted(lambda request: "a"), small.team(1)
     able = sampler.capabilities
+    filters = {name: Sampling(12, **{name: value}) for name, value in FILTERS.items()}
+    for changed, less in [
+        ({"choices": (WORD,)}, "masks_choices"),
+        ({"form": "{}"}, "masks_choices"),
+        ({"choices": (WORD,)}, "policy_logprobs"),
+        ({"form": "{}"}, "policy_logprobs"),
+        *(({"sampling": sampling}, "policy_logprobs") for sampling in filters.values()),
+    ]:
+        [request] = requests(1, **changed)
+        assert able.refusal(request) == ""
+        assert able._replace(**{less: False}).refusal(request) != ""
+    assert able._replace(policy_logprobs=False, masks_choices=False).refusal(requests(1)[0]) == ""
     sampler.capabilities = able._replace(masks_choices=False)
     rollout = Rollout(sampler, team, one_act, Slow, DaemonThreads())
-    with pytest.raises(BadInput, match="a sampler that can restrict what it draws"):
+    with pytest.raises(BadInput, match="--rollout.sampler: .* cannot restrict what it draws"):
         rollout.play(small.samples([0]), 0)
     assert not sampler.requests
     sampler.capabilities = able._replace(contexts={MAIN: team.contexts[0] - 1})
@@ -149,10 +163,10 @@ def test_each_member_is_sampled_by_its_base_and_none_waits_for_another():
     team = small.team(3)._replace(bases=(MAIN, "large", "large"), owners=(0, 0, 1))
     rollout = Rollout(sampler, team, WORKFLOWS["sequential"], lambda: Slow(1), DaemonThreads(),
                       report=lambda over: steps.append(sampler.busy))  # fmt: skip
-    sampler.load({MAIN: small.adapters(), "large": small.adapters()}, 5)
+    sampler.load({MAIN: small.adapters(), "large": small.adapters()}, "5")
     played = rollout.play(small.samples(range(4)), 0)
     said = [[(turn.text, turn.version) for turn in episode.turns] for episode in played.episodes]
-    assert said == [[(MAIN, 5), ("large", 5), ("large", 5)]] * 4
+    assert said == [[(MAIN, "5"), ("large", "5"), ("large", "5")]] * 4
     assert sorted(request.owner for request in bases["large"].requests) == [0] * 4 + [1] * 4
     assert sampler.capabilities.at_once == 2 and not sampler.busy
     assert len(bases["large"].batches) == 8 and sum(steps) <= 9
@@ -179,9 +193,60 @@ def source_of(sampler, turns: list[Turn]) -> RolloutSource:
 def test_nothing_is_learned_from_a_turn_of_another_version():
     """Invariant 23."""
     sampler = Scripted(lambda request: "a")
-    job = Job(attempt=3, version=3, adapters={MAIN: small.adapters()}, level=0)
-    right, wrong = (small.turn(0, [1], [2])._replace(version=n) for n in (3, 2))
+    job = Job(attempt=3, updates=3, adapters={MAIN: small.adapters()}, level=0)
+    digest = version_of(job.adapters)
+    right, wrong = (small.turn(0, [1], [2])._replace(version=v) for v in (digest, "2"))
     played = source_of(sampler, [right])._play(job, lambda: False)
-    assert played.version == 3 and sampler._version == 3
-    with pytest.raises(RunFailed, match="adapters of version 3, got version 2"):
+    assert played.updates == 3 and sampler._version == digest
+    with pytest.raises(RunFailed, match=f"adapters of version {digest}, got version 2"):
         source_of(sampler, [right, wrong])._play(job, lambda: False)
+
+
+def test_a_version_is_of_the_content_alone():
+    one = {MAIN: small.adapters(3)}
+    again = {MAIN: {name: dict(parts) for name, parts in small.adapters(3).items()}}
+    assert version_of(one) == version_of(again)
+    others = [small.adapters(3, seed=1), small.adapters(2)]
+    changed = jax.tree.map(np.array, small.adapters(3))
+    first = jax.tree.leaves(changed)[0]
+    first.flat[0] = np.nextafter(first.flat[0], 9)
+    versions = {version_of({MAIN: own}) for own in (*others, changed)}
+    versions |= {
+        version_of(one),
+        version_of({"other": one[MAIN]}),
+        version_of({**one, "b": one[MAIN]}),
+    }
+    assert len(versions) == 6
+
+
+def test_a_request_that_the_sampler_gives_up_costs_its_episode_alone():
+    class GivesUp(Scripted):
+        def step(self):
+            return [
+                (ticket, own._replace(reason="cancelled") if ticket == 2 else own)
+                for ticket, own in super().step()
+            ]
+
+    sampler = GivesUp(lambda request: "a")
+    rollout = Rollout(sampler, small.team(1), WORKFLOWS["sequential"], lambda: Slow(1),
+                      DaemonThreads(), max_failed=0.5)  # fmt: skip
+    played = rollout.play(small.samples(range(4)), 0)
+    assert [e.index for e in played.episodes] == [0, 1, 3]
+    assert [failed.why for failed in played.failed] == ["the sampler gave up a request"]
+
+
+def test_callers_are_mixed_and_adapters_wait_for_them_only_where_they_must():
+    def run(loads_while_busy):
+        sampler, order = Scripted(lambda request: "a", slots=1), []
+        sampler.capabilities = sampler.capabilities._replace(loads_while_busy=loads_while_busy)
+        load, sampler.load = sampler.load, lambda *own: (order.append(own[1]), load(*own))
+        batcher = Batcher(sampler)
+        asked = [batcher.submit(request) for request in requests(3)]
+        batcher._admit()
+        loaded = batcher.load({MAIN: small.adapters(3)}, "new")
+        with batcher:
+            loaded.result(10)
+            return [future.result(10).version for future in asked], order
+
+    assert run(False) == (["", "", ""], ["new"])
+    assert run(True) == (["new", "new", "new"], ["new"])

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from marft_jax.config import Config, Rollout
+from marft_jax.config import Config, RolloutSettings
 from marft_jax.learning.state import EMA, TrainState
 from marft_jax.learning.state_parts import StatePart
 from marft_jax.models.lora import Adapters
@@ -72,7 +72,7 @@ def begin(past: Past, kept: int, state: TrainState) -> tuple[Pool, TrainState]:
 
 def after_step(
     past: Past,
-    settings: Rollout,
+    settings: RolloutSettings,
     pool: Pool,
     state: TrainState,
     played: Sequence[Episode],

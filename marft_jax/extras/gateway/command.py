@@ -92,7 +92,7 @@ def open_app(
     from marft_jax.extras.gateway.served_team import ServedTeam
     from marft_jax.sampling.batcher import Batcher
 
-    session = open_session(config, load_team(config.team.file), at_once=config.rollout.slots)
+    session = open_session(config, load_team(config.team.file), at_once=sys.maxsize)
     team, threads = session.team, DaemonThreads()
     heat = config.eval.temperature
     team = team._replace(sampling=tuple(s._replace(temperature=heat) for s in team.sampling))

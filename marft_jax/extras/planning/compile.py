@@ -15,7 +15,7 @@ import numpy as np
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding
 
-from marft_jax.config import Config
+from marft_jax.config import Config, Rollout
 from marft_jax.engine import compiled as engine
 from marft_jax.engine import kv_cache as cache_lib
 from marft_jax.errors import BadInput
@@ -122,21 +122,23 @@ def describe(
         place: number of the base among those that play, and their number.
 
     Raises:
-        BadInput: the mesh does not fit the topology.
+        BadInput: the mesh does not fit the topology, or the sampler is not our engine.
     """
     hosts, devices = topology.hosts, topology.devices
     mesh, playing = mesh_lib.make_meshes(config.mesh, devices, topology.per_host)
     for each in (mesh, playing):
         mesh_lib.check_heads(each, model.heads)
-    own = np.asarray(topology.host)[-playing.size // hosts :]
-    here = Mesh(own.reshape(-1, *playing.devices.shape[1:]), mesh_lib.AXES)
+    first = np.asarray(topology.host)[-playing.size // hosts :]
+    here = Mesh(first.reshape(-1, *playing.devices.shape[1:]), mesh_lib.AXES)
     here = mesh_lib.parts(here, config.mesh.bases, place[1])[place[0]]
     dtype, alpha = jnp.dtype(config.model.dtype), config.lora.alpha
     model, graphdef, base = _base(config, model, mesh)
-    slots = min(config.rollout.slots, processes.share(config.algo.episodes, topology.hosts))
-    shape = engine.Shape(slots, config.rollout.chunk, work.context, work.action).on(here)
+    if not isinstance(own := config.rollout, Rollout):
+        raise BadInput(f"--rollout.sampler: expected engine in a plan, got {own.sampler:.60}")
+    slots = min(own.slots, processes.share(config.algo.episodes, topology.hosts))
+    shape = engine.Shape(slots, own.chunk, work.context, work.action).on(here)
     played = engine.programs(
-        model, graphdef, here, shape, dtype, eos_ids=(0,), alpha=alpha, reuse=config.rollout.reuse
+        model, graphdef, here, shape, dtype, eos_ids=(0,), alpha=alpha, reuse=own.reuse
     )
     settings = resolve(config, {MAIN: (config.model.base, model)})
     learned = programs_lib.programs(settings, {MAIN: (model, graphdef)}, team, algorithm, mesh)
