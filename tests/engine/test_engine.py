@@ -234,7 +234,7 @@ def test_actions_stop_at_their_own_limit(engine):
     requests = asks(12, seed=10, longest=16)
     done = small.answers(engine, requests)
     assert [len(c.ids) for c in done] == [r.sampling.max_new_tokens for r in requests]
-    assert not any(c.finished for c in done)
+    assert {c.reason for c in done} == {"length"}
     assert all(len(c.logprobs) == len(c.ids) for c in done)
 
 
@@ -261,8 +261,8 @@ def test_a_stop_text_ends_an_action_and_leaves_its_ids_as_sampled(engine):
         first = [chr(i) in letters for i in [*one.ids.tolist(), ord("!")]].index(True) + 1
         assert other.ids.tolist() == one.ids.tolist()[:first]
         assert np.array_equal(other.logprobs, one.logprobs[:first])
-        assert other.finished == (first <= len(one.ids))
-    assert sum(other.finished for other in cut) > 4 and not engine.busy
+        assert other.reason == ("stop" if first <= len(one.ids) else "length")
+    assert sum(other.reason == "stop" for other in cut) > 4 and not engine.busy
     decode = small.base().tokenizer.decode
     assert stops.text_of([*b"  a </x> b"], ("</x>", "b"), decode) == "a"
 
@@ -271,10 +271,10 @@ def test_the_end_token_ends_an_action_and_pad_may_equal_it(engine):
     requests = [r._replace(sampling=Sampling(16)) for r in asks(24, seed=11)]
     endless = texts(small.answers(engine, requests))
     done = small.answers(small.engine(eos_ids=EOS), requests)
-    assert any(c.finished for c in done) and not all(c.finished for c in done)
+    assert {c.reason for c in done} == {"end", "length"}
     for completion, tokens in zip(done, endless, strict=True):
         ends = [i for i, token in enumerate(tokens) if token in EOS]
-        assert completion.finished == bool(ends)
+        assert completion.reason == ("end" if ends else "length")
         assert completion.ids.tolist() == tokens[: ends[0] + 1 if ends else 16]
 
 

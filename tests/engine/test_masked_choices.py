@@ -34,7 +34,7 @@ def test_only_choices_are_drawn_and_log_probs_are_those_of_the_full_forward_pass
     assert [found[i].ids.tolist() for i in (1, -1)] == [c.ids.tolist() for c in alone]
     masked = [found[0], *found[2:-1]]
     assert {tuple(c.ids.tolist()) for c in masked} <= set(CHOICES)
-    assert all(c.finished and c.filtered_mass < 0.5 for c in masked)
+    assert all(c.reason == "end" and c.filtered_mass < 0.5 for c in masked)
     for completion, scored in zip(masked, small.of_full_forward(bound, masked), strict=True):
         expected = scored[np.arange(len(completion.ids)), completion.ids]
         np.testing.assert_allclose(completion.logprobs, expected, atol=1e-4)

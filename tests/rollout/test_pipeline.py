@@ -16,7 +16,7 @@ LONG = 60.0  # seconds; whatever waits longer hangs
 
 
 def played(number: int, cancelled=None) -> Collected:
-    return Collected([], [], [], [], 0, 0, 0.0, version=number)
+    return Collected([], [], [], [], 0, 0, 0.0, updates=number)
 
 
 class Clock:
@@ -44,7 +44,7 @@ def test_steps_are_taken_in_the_order_in_which_they_were_asked_for(ahead):
         for number in range(3):
             pipeline.ask(functools.partial(play, number))
         taken = [pipeline.take() for _ in range(3)]
-    assert [x.version for x in taken] == [0, 1, 2]
+    assert [x.updates for x in taken] == [0, 1, 2]
     assert seen == [(number, not ahead) for number in range(3)]
     waits = {"player_wait_s", "learner_wait_s"} if ahead else set()
     assert all(set(x.seconds) == {"rollout_s", *waits} for x in taken)
@@ -63,7 +63,7 @@ def test_steps_are_played_ahead_while_the_learner_works():
         for number in range(1, 4):
             pipeline.ask(functools.partial(play, number))
             both.wait()  # learn
-            assert pipeline.take().version == number - 1
+            assert pipeline.take().updates == number - 1
         both.wait()
 
 
@@ -96,7 +96,7 @@ def test_an_error_is_raised_where_its_step_is_taken(ahead):
     with Pipeline(ahead) as pipeline:
         for number in range(3):
             pipeline.ask(functools.partial(play, number))
-        assert pipeline.take().version == 0
+        assert pipeline.take().updates == 0
         with pytest.raises(EpisodesFailed, match="all of them"):
             pipeline.take()
 
@@ -140,7 +140,7 @@ def test_collectives_run_in_the_thread_that_takes_and_in_order():
         pipeline.take()
         assert begun[1].wait(LONG) and done == [(0, part, me) for part in "ab"]
         assert pipeline.run_exclusive(lambda: pipeline.collective(lambda: len(done))) == 6
-        assert [pipeline.take().version for _ in range(2)] == [1, 2]
+        assert [pipeline.take().updates for _ in range(2)] == [1, 2]
     assert done == [(number, part, me) for number in range(3) for part in "ab"]
 
 
@@ -159,7 +159,7 @@ def test_a_collective_of_a_cancelled_step_is_not_run():
         assert begun[0].wait(LONG)
         pipeline.clear()
         pipeline.ask(functools.partial(play, 3))
-        assert pipeline.take().version == 3
+        assert pipeline.take().updates == 3
         pipeline.ask(functools.partial(play, 4))
         assert begun[4].wait(LONG)
     assert done == [3]
@@ -182,7 +182,7 @@ def test_a_step_that_is_played_can_be_cancelled_with_those_that_wait():
         pipeline.clear()
         assert not pipeline.asked
         pipeline.ask(functools.partial(played, 2))
-        assert pipeline.take().version == 2
+        assert pipeline.take().updates == 2
 
 
 def test_an_error_of_the_learner_ends_a_step_that_is_played():
@@ -209,4 +209,4 @@ def test_other_work_is_done_between_two_steps(ahead):
         assert pipeline.run_exclusive(lambda: len(inside)) == 0
         with pytest.raises(ZeroDivisionError):
             pipeline.run_exclusive(lambda: 1 // 0)
-        assert [pipeline.take().version for _ in range(2)] == [0, 1]
+        assert [pipeline.take().updates for _ in range(2)] == [0, 1]

@@ -95,13 +95,13 @@ def whole(tmp_path_factory):
 @pytest.mark.slow
 def test_step_s_is_sampled_with_the_adapters_after_s_minus_lag_updates(whole):
     run, sampled = whole
-    assert [job.version for job, _ in sampled] == [max(0, step - LAG) for step in range(6)]
+    assert [job.updates for job, _ in sampled] == [max(0, step - LAG) for step in range(6)]
     for job, adapters in sampled:
-        if job.version:
+        if job.updates:
             jax.tree.map(np.testing.assert_array_equal, adapters,
-                         arrays_of(run, job.version)["policies"][MAIN]["adapters"])  # fmt: skip
+                         arrays_of(run, job.updates)["policies"][MAIN]["adapters"])  # fmt: skip
     rows = lines_of(run)
-    assert [row["rollout/version"] for row in rows] == [job.version for job, _ in sampled]
+    assert [row["rollout/version"] for row in rows] == [job.updates for job, _ in sampled]
     assert [row["rollout/lag"] for row in rows] == [min(step, LAG) for step in range(6)]
     # The first reward is enough for the next level, and known from version 1 on.
     assert [job.level for job, _ in sampled] == [0, 0, 0, 1, 1, 1]

@@ -44,7 +44,7 @@ def test_a_row_with_a_schema_writes_json_and_the_rows_beside_it_write_what_they_
         np.testing.assert_array_equal(free.ids, own.ids)
     for written in done[1::2]:
         found = json.loads(TOKENIZER.decode(written.ids.tolist()))
-        assert written.finished and {*found} == {"a", "b"} and found["b"] in ("x", "yy")
+        assert written.reason == "end" and {*found} == {"a", "b"} and found["b"] in ("x", "yy")
         assert written.filtered_mass < 0.5
     scored = small.full_forward(
         small.adapters(3), [r.prompt for r in asked], [c.ids for c in done],
