@@ -32,7 +32,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 from marft_jax import config as config_lib
-from marft_jax.errors import RunFailed
+from marft_jax.errors import BadInput, RunFailed
 from marft_jax.formats import foreign, jsonlines
 from marft_jax.interop import peft
 from marft_jax.learning.learner import TrainState
@@ -40,13 +40,12 @@ from marft_jax.parallel import processes
 from marft_jax.run.compatibility import check_fits
 from marft_jax.run.directory import cannot_write, disk_errors
 from marft_jax.run.manifest import DRAFT, damage, remove, whole_folder
-from marft_jax.run.old_layout import FlatState, flatten, is_flat, unflatten
 from marft_jax.team.bases import folder_of
-from marft_jax.types import MAIN
 
 LOGGER = logging.getLogger("marft_jax")
 
 _STATE, _META = "state", "meta.json"
+_OLDEST = "commit 4c3bfa8"  # whose run directories are the oldest that this code reads
 
 
 class Saved(NamedTuple):
@@ -179,37 +178,33 @@ class Checkpoints:
         """Restores a saved state, placed like ``fresh``; None where there is none.
 
         Raises:
-            BadInput: the checkpoint is of another base, team or shape of state.
+            BadInput: the checkpoint is of another base, team or shape of state, or too old.
         """
         processes.any_process(False)  # nobody looks before the first process has saved
         step = self.find(which, most)
         if step is None:
             return None
-        meta = self._meta(step)
-        layout = flatten(fresh) if is_flat(meta["arrays"]) else fresh
-        parts, arrays = _parts(layout), shapes_of(layout)
+        meta = self._meta_of_state(step)
+        parts, arrays = _parts(fresh), shapes_of(fresh)
         check_fits(meta, self.identity | {"arrays": arrays}, self.run, self._continues)
-        self.identity["started"] = meta.get("started", self.identity["started"])
+        self.identity["started"] = meta["started"]
         abstract = jax.tree.map(ocp.utils.to_shape_dtype_struct, parts)
         with ocp.StandardCheckpointer() as reader:
             parts = reader.restore(self._folder / str(step) / _STATE, abstract)
         self.step = step
-        state = layout._replace(**parts)
-        return Saved(unflatten(state, fresh) if isinstance(state, FlatState) else state, meta)
+        return Saved(fresh._replace(**parts), meta)
 
     def restore_adapters(self) -> dict[str, peft.Adapter] | None:
         """Returns the newest adapters by name, of any settings; None without a checkpoint."""
         step = self.find("latest")
         if step is None:
             return None
-        meta = self._meta(step)
+        meta = self._meta_of_state(step)
         with ocp.StandardCheckpointer() as reader:
             state = reader.restore(self._folder / str(step) / _STATE)
-        old = {MAIN: {"adapters": state.get("adapters")}}  # as of earlier releases
-        found = {base: own["adapters"] for base, own in state.get("policies", old).items()}
+        found = {base: own["adapters"] for base, own in state["policies"].items()}
         rank, alpha = (meta["config"]["lora"][key] for key in ("rank", "alpha"))
-        on = meta.get("on", [MAIN] * len(meta["adapters"]))
-        owners = dict.fromkeys(zip(on, meta["adapters"], strict=True))
+        owners = dict.fromkeys(zip(meta["on"], meta["adapters"], strict=True))
         return {
             folder_of(name, base, several=len(found) > 1): peft.Adapter(
                 {
@@ -282,6 +277,16 @@ class Checkpoints:
             LOGGER.warning("%s: %s", self.run, self.skipped[-1])
         return wrong is None
 
+    def _meta_of_state(self, step: int) -> dict[str, Any]:
+        """Returns the settings of a state that this release can read."""
+        meta = self._meta(step)
+        if not {"bases", "on", "started"} <= meta.keys():
+            raise BadInput(
+                f"{self.run}: expected checkpoints of {_OLDEST} or later, got older ones; use this "
+                f"run with {_OLDEST}, or take another --run.dir"
+            )
+        return meta
+
     def _meta(self, step: int) -> dict[str, Any]:
         return foreign.read_settings(self._folder / str(step) / _META)
 
@@ -312,7 +317,7 @@ def shapes_of(state: Any) -> dict[str, str]:
     }
 
 
-def _parts(state: TrainState | FlatState) -> dict[str, Any]:
+def _parts(state: TrainState) -> dict[str, Any]:
     """Returns the fields of a state as they are saved: without those that are empty."""
     fields = state._asdict().items()
     return {name: part for name, part in fields if not isinstance(part, tuple | dict) or part}

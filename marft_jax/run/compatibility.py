@@ -60,14 +60,9 @@ def identity_of(
 
 def _bases(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     """Name and both digests of each base."""
-    old, new = ({n: b["digest"] for n, b in bases_of(meta).items()} for meta in (saved, now))
+    old, new = ({n: b["digest"] for n, b in meta["bases"].items()} for meta in (saved, now))
     names = {name: "base model" if name == MAIN else f"base {name}" for name in {**old, **new}}
     return [(text, old.get(n, "none"), new.get(n, "none")) for n, text in names.items()]
-
-
-def bases_of(meta: Mapping[str, Any]) -> Mapping[str, Mapping[str, str]]:
-    """Source and digest of each base of a saved state; earlier releases had one base."""
-    return meta["bases"] if "bases" in meta else {MAIN: meta["base"]}
 
 
 def described(team: Team, workflow: str) -> dict[str, Any]:

@@ -23,13 +23,12 @@ from marft_jax.errors import BadInput, RunFailed
 from marft_jax.formats import jsonlines
 from marft_jax.learning.algorithms import find_algorithm
 from marft_jax.learning.learner import Learner
-from marft_jax.learning.settings import Appo, resolve
+from marft_jax.learning.settings import resolve
 from marft_jax.parallel import mesh
-from marft_jax.run import old_layout, saving
+from marft_jax.run import saving
 from marft_jax.run.checkpoints import Checkpoints, Schedule
 from marft_jax.run.compatibility import described, identity_of, team_changes
 from marft_jax.run.directory import own_directory
-from marft_jax.run.manifest import manifest_of
 from marft_jax.team.team_files import Blueprint
 from marft_jax.types import MAIN
 
@@ -87,29 +86,18 @@ def test_what_is_restored_is_what_was_saved_bit_for_bit(tmp_path, state):
     assert saved.meta["config"]["algo"]["lr"] == CONFIG.algo.lr
 
 
-FULL = dataclasses.replace(
-    CONFIG,
-    algo=Appo(kl_coef=0.1, kl_reference="start"),
-    rollout=config_lib.Rollout(lag=2),
-)
-
-
-def test_a_checkpoint_of_a_release_that_knew_one_base_is_restored(tmp_path):
-    """Its state has no part for each base."""
-    state = noisy(fresh(FULL)._replace(parts={"pool": {"chosen": jax.numpy.float32(3)}}))
-    old = old_layout.flatten(state)
-    with Checkpoints(tmp_path, identity(FULL), keep=2) as checkpoints:
-        checkpoints.save(7, old)
-    folder = tmp_path / "checkpoints" / "7"
-    assert "policies" not in (folder / "meta.json").read_text()
-    arrays = ocp.StandardCheckpointer().restore(folder / "state")
-    expected = {"adapters", "adapters_opt", "baseline", "critic", "critic_opt", "lr_scale", "past",
-                "pool", "progress", "reference", "step", "values_scale"}  # fmt: skip
-    assert set(arrays) == expected
-    with Checkpoints(tmp_path, identity(FULL), keep=2) as checkpoints:
-        restored = checkpoints.restore(fresh(FULL)._replace(parts=state.parts)).state
-        assert checkpoints.restore_adapters().keys() == {"solver", "planner"}
-    chex.assert_trees_all_equal(restored, state)
+@pytest.mark.parametrize("gone", ["bases", "on", "started"])
+def test_a_checkpoint_of_an_old_release_is_refused_and_the_line_says_what_reads_it(
+    tmp_path, state, gone
+):
+    old = identity()
+    del old[gone]
+    with Checkpoints(tmp_path, old, keep=2) as checkpoints:
+        checkpoints.save(7, state)
+    for read in (lambda c: c.restore(fresh()), lambda c: c.restore_adapters()):
+        with Checkpoints(tmp_path, identity(), keep=2) as checkpoints:
+            with pytest.raises(BadInput, match="expected checkpoints of commit 4c3bfa8 or later"):
+                read(checkpoints)
 
 
 def test_when_a_run_started_is_kept_over_every_restart(tmp_path, state):
@@ -123,14 +111,6 @@ def test_when_a_run_started_is_kept_over_every_restart(tmp_path, state):
             assert checkpoints.restore(fresh()) is not None
             assert checkpoints.identity["started"] == 100
             checkpoints.save(later, state)
-    before = Checkpoints(tmp_path, identity() | {"started": 400}, keep=2)
-    file = tmp_path / "checkpoints" / "300" / "meta.json"
-    meta = json.loads(file.read_text())
-    assert meta.pop("started") == 100  # an earlier release does not write it
-    file.write_text(json.dumps(meta))
-    (file.parent / "manifest.json").unlink()
-    jsonlines.write(file.parent / "manifest.json", [json.dumps(manifest_of(file.parent))])
-    assert before.restore(fresh()) is not None and before.identity["started"] == 400
 
 
 def test_orbax_alone_reads_the_state(two):
