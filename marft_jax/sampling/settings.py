@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple, cast
 
 from marft_jax.config import Rollout, RolloutSettings
 from marft_jax.errors import BadInput, described, place
@@ -89,7 +89,7 @@ def make_sampler(setup: SamplerSetup) -> Sampler:
 
 
 def _find(name: str) -> Callable[[SamplerSetup], Sampler]:
-    found: Any = load_plugin(name, "--rollout.sampler", SETTINGS, "Class")
+    found = load_plugin(name, "--rollout.sampler", SETTINGS, "Class")
     if not callable(found):
         raise BadInput(f"--rollout.sampler {name}: expected a class, got {shown(found)}")
-    return found
+    return cast(Callable[[SamplerSetup], Sampler], found)
