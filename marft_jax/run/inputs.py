@@ -36,7 +36,7 @@ Inputs = Mapping[str, Sequence[Input]]
 
 
 def inputs_of(config: Config, workflow: str = "", agents: Iterable[Profile] = ()) -> Inputs:
-    """Finds and hashes the files that ``env``, ``algo`` and the team name.
+    """Finds and hashes the files that ``env``, ``algo``, ``rollout`` and the team name.
 
     Of the user's code these are the named modules, not what they import in turn.
     """
@@ -46,7 +46,8 @@ def inputs_of(config: Config, workflow: str = "", agents: Iterable[Profile] = ()
             with contextlib.suppress(OSError):  # too long a name
                 if path.is_file():
                     found.setdefault(f"--env.{name}", []).append(_hashed(path))
-    texts = [text for part in (config.env, config.algo) for _, text in _texts(part)]
+    parts = config.env, config.algo, config.rollout
+    texts = [text for part in parts for _, text in _texts(part)]
     texts.append(workflow)
     for agent in agents:
         texts += [agent.reward or "", *map(name_of, agent.tools or ())]

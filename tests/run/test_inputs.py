@@ -30,6 +30,7 @@ PARTS = {
     "own_parts/rewards.py": "def paid(turns, result): return [0.0] * len(turns)\n",
     "own_paid.py": "def paid(turns, result): return [0.0] * len(turns)\n",
     "own_logger.py": "class Logger: pass\n",
+    "own_sampler.py": "class Own: pass\n",
     "rows.jsonl": ROWS,
     "more.jsonl": ROWS.replace("+1", "+01"),
 }
@@ -55,6 +56,7 @@ def config_of(**sections):
     given = {"env.name": "math", "env.data": "rows.jsonl"}
     given |= {"algo.credit": "per_step", "algo.step_reward": "own_parts.rewards:paid"}
     given |= {"run.loggers": "own_logger:Logger", "run.dir": "run"}
+    given |= {"rollout.sampler": "own_sampler:Own"}
     return with_absolute_paths(cli.configure(given, sections))
 
 
@@ -79,7 +81,7 @@ def refusal(run: Path, **sections) -> str:
     return str(caught.value)
 
 
-CODE = ["own_flows.py", "own_paid.py", "own_parts/rewards.py"]
+CODE = ["own_flows.py", "own_paid.py", "own_parts/rewards.py", "own_sampler.py"]
 
 
 def test_the_files_of_a_run_are_its_data_and_the_modules_that_it_names(run):
