@@ -14,17 +14,17 @@ import importlib as _importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from marft_jax.chat import LoadedTeam as LoadedTeam
     from marft_jax.cli import configure as configure
     from marft_jax.cli import configure_run as configure_run
     from marft_jax.config import Config as Config
     from marft_jax.errors import BadInput as BadInput
     from marft_jax.errors import RunFailed as RunFailed
-    from marft_jax.evaluate import evaluate_team as evaluate_team
     from marft_jax.extras.report.reading import read_run as read_run
-    from marft_jax.imitate import Wanted as Wanted
-    from marft_jax.imitate import imitate_team as imitate_team
-    from marft_jax.train import train_team as train_team
+    from marft_jax.run.evaluating import evaluate_team as evaluate_team
+    from marft_jax.run.imitation import Wanted as Wanted
+    from marft_jax.run.imitation import imitate_team as imitate_team
+    from marft_jax.run.loaded_team import LoadedTeam as LoadedTeam
+    from marft_jax.run.loop import train_team as train_team
     from marft_jax.types import TrainedStep as TrainedStep
 
 
@@ -32,10 +32,10 @@ __version__ = "0.1.0"
 
 if not TYPE_CHECKING:
     _HOMES = dict(
-        LoadedTeam="chat", configure="cli", configure_run="cli", Config="config",
-        BadInput="errors", RunFailed="errors", evaluate_team="evaluate", Wanted="imitate",
-        imitate_team="imitate", read_run="extras.report.reading", train_team="train",
-        TrainedStep="types",
+        LoadedTeam="run.loaded_team", configure="cli", configure_run="cli", Config="config",
+        BadInput="errors", RunFailed="errors", evaluate_team="run.evaluating",
+        Wanted="run.imitation", imitate_team="run.imitation", read_run="extras.report.reading",
+        train_team="run.loop", TrainedStep="types",
     )  # fmt: skip
 
     def __getattr__(name: str) -> object:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from marft_jax import cli, train
+from marft_jax import cli, train_team
 from marft_jax.errors import BadInput
 from marft_jax.models.tokenizers.tokenizer import ByteTokenizer
 from marft_jax.team import State
@@ -65,7 +65,7 @@ def test_an_experiment_takes_a_step_on_the_built_in_model(tmp_path, task, rows):
     words += ["--algo.minibatches", "2", "--rollout.slots", "4", "--eval.every", "0"]
     words += ["--env.eval_data", str(held_out)]
     try:
-        code = train.train_team(cli.parse(words))
+        code = train_team(cli.parse(words))
     except BadInput as error:
         if "isolation" not in str(error):
             raise

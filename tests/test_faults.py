@@ -13,7 +13,7 @@ import pytest
 import small
 from scripted import Scripted
 
-from marft_jax import cli, train
+from marft_jax import cli, train_team
 from marft_jax.envs.base import settings_type
 from marft_jax.envs.threads import DaemonThreads
 from marft_jax.errors import BadInput, EpisodesFailed, Stopped
@@ -203,7 +203,7 @@ def test_threads_end_with_what_made_them_but_those_that_hang():
 def test_a_run_leaves_no_threads_of_environments_behind(tmp_path):
     before = environment_threads()
     words = ["--run.steps", "1", "--algo.episodes", "8", "--run.loggers", "none"]
-    assert train.train_team(cli.parse([*words, "--run.dir", str(tmp_path / "run")])) == 0
+    assert train_team(cli.parse([*words, "--run.dir", str(tmp_path / "run")])) == 0
     assert_gone(before)
 
 

@@ -15,6 +15,7 @@ from one_step import LAYERS, ONCE, fresh, learn, same, settings
 from run_files import lines_of
 
 from marft_jax import chat, cli, evaluate, export, imitate, random_keys, train
+from marft_jax.run import imitation
 
 SMALL = ["--algo.episodes", "8", "--run.save_every", "2"]
 EVALUATED = ["--eval.every", "4", "--eval.episodes", "4", "--algo.minibatches", "1"]
@@ -223,6 +224,6 @@ def test_files_for_training_fit(tmp_path):
     """What they say about the team's own samples is left aside."""
     file = tmp_path / "mine.yaml"
     file.write_text("algo: {name: grpo, group_size: 4, clip: 0.1, normalize: group, lr: 0.01}\n")
-    config = imitate.settings_of(cli.parse(["--config", str(file)]))
+    config = imitation.settings_of(cli.parse(["--config", str(file)]))
     assert (config.algo.name, config.algo.lr, config.algo.normalize) == ("imitation", 0.01, "none")
     assert not config.algo.has_critic and config.guard.max_kl is None

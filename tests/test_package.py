@@ -55,6 +55,21 @@ def test_light_work_does_not_import_a_heavy_library(done, repository):
     assert done.stdout.strip() == "set()"
 
 
+@pytest.mark.parametrize("command", ["train", "imitate", "evaluate", "chat"])
+@pytest.mark.parametrize("words", [["--help"], ["--run.stepz", "3"]])
+def test_help_and_a_typo_are_answered_before_jax_is_imported(command, words, repository):
+    own = {"imitate": ["--out", "x"], "evaluate": ["--base", "tiny"], "chat": ["--base", "tiny"]}
+    code = (
+        f"import sys; from marft_jax import {command}\n"
+        f"try: {command}.main({[*own.get(command, []), *words]})\n"
+        "except SystemExit as left: print(left.code, {'jax', 'transformers'} & {*sys.modules})"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=repository, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.splitlines()[-1] == ("0 set()" if "--help" in words else "2 set()")
+
+
 def test_tests_see_eight_devices_and_strict_broadcasting():
     assert jax.device_count() == 8
     with pytest.raises(ValueError, match="rank_promotion"):

@@ -18,7 +18,7 @@ import yaml
 from run_files import lines_of
 
 from marft_jax import chat, cli, evaluate, train
-from marft_jax.run import signals
+from marft_jax.run import loop, signals
 from marft_jax.run.signals import EXIT_STOPPED
 
 SMALL = ["--algo.episodes", "8", "--run.save_every", "2"]
@@ -498,7 +498,7 @@ def test_a_signal_during_an_update_says_that_its_step_may_still_be_saved(tmp_pat
         time.sleep(0.3)  # until the thread that listens has said so
 
     monkeypatch.setattr(signals, "GRACE_S", 60.0)  # else it ends this process
-    monkeypatch.setattr(train, "transcribe", interrupted)
+    monkeypatch.setattr(loop, "transcribe", interrupted)
     assert run_train("--run.dir", tmp_path, "--run.steps", 3) == EXIT_STOPPED
     log = (tmp_path / "log.txt").read_text()
     assert "stopping: saving step 1 if it is done in 60 s, else nothing; again to leave now" in log

@@ -1,25 +1,13 @@
-"""Reports how well a team does on benchmarks, or on the held-out tasks of its own environment.
-
-    python -m marft_jax.evaluate --run runs/quickstart
-    python -m marft_jax.evaluate --run DIR --benchmark math500 aime2024:16@0.6 gsm8k humaneval --data FOLDER
-    python -m marft_jax.evaluate --run DIR --benchmark gsm8k --compare
-    python -m marft_jax.evaluate --base tiny --env.name arithmetic --samples 4 --eval.temperature 1
-
-``--run`` takes a trained team with its settings, ``--base`` a model without adapters. Further flags
-are those of training: ``--eval.temperature``, ``--env.name``, ``--team.max_new_tokens``, ... Every
-response is saved as it comes: started again, the same command goes on where it ended.
-"""  # noqa: E501
+"""Evaluation of a team, beside its base and one of its agents; every response is saved."""
 
 from __future__ import annotations
 
 import contextlib
-import sys
 import tempfile
-from collections.abc import Sequence
 from concurrent.futures import Executor
 from itertools import product
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -28,54 +16,19 @@ from rich.console import Console
 from marft_jax import cli
 from marft_jax import config as config_lib
 from marft_jax.envs.threads import DaemonThreads
-from marft_jax.errors import BadInput, Stopped, reason
+from marft_jax.errors import BadInput, reason
 from marft_jax.evaluation import tables
 from marft_jax.evaluation.benchmarks import BenchmarkPlan, plans
 from marft_jax.evaluation.scores import Record, Scores, score
 from marft_jax.formats import foreign, jsonlines
-from marft_jax.plugins import load_extra
 from marft_jax.run.answers import Answers
 from marft_jax.run.progress import Progress
 from marft_jax.run.setup import Session, open_session, open_source, restore_state
-from marft_jax.run.signals import EXIT_STOPPED, Stop
+from marft_jax.run.signals import Stop
 from marft_jax.sampling.protocol import version_of
 from marft_jax.setting import check_local
 from marft_jax.team.profiles import last_answering
 from marft_jax.team.team_files import load_team
-
-
-def main(argv: Sequence[str] | None = None) -> NoReturn:
-    """Leaves with 0: done; 1: nothing can be written; 2: bad configuration or input; 75: stopped by
-    a signal."""
-    parser = cli.run_parser("marft_jax.evaluate", __doc__)
-    parser.add_argument(
-        "--benchmark", nargs="+", default=[], metavar="NAME[:SAMPLES][@TEMPERATURE]",
-        help="benchmarks by name, or files; without it what training evaluates on",
-    )  # fmt: skip
-    parser.add_argument("--data", metavar="FOLDER", help="where their files are; else the hub")
-    parser.add_argument("--samples", type=int, default=1, metavar="N", help="answers per task")
-    parser.add_argument("--limit", type=int, metavar="N", help="the first N tasks of each only")
-    parser.add_argument(
-        "--compare", action="store_true",
-        help="also the base model and a single agent, in one table",
-    )  # fmt: skip
-    games = load_extra("evaluation.games")
-    games.add_flags(parser)
-    parser.add_argument("--out", metavar="FOLDER", help="where all responses and figures go")
-    with cli.boundary():
-        own, rest = parser.parse_known_args(argv)
-        rest += ["--eval.benchmarks", *own.benchmark] if own.benchmark else []
-        rest += ["--eval.data", own.data] if own.data is not None else []
-        config = cli.parse_run(own.run, own.base, rest)
-        if games.is_wanted(own):
-            games.evaluate(own, config, _writable_folder(own.out, own.run, config.model.base))
-            sys.exit(0)
-        how = dict(samples=own.samples, limit=own.limit, compare=own.compare, out=own.out)
-        try:
-            evaluate_team(own.run, config, step=own.step, **how)
-        except Stopped:
-            sys.exit(EXIT_STOPPED)
-    sys.exit(0)
 
 
 class Variant(NamedTuple):
@@ -123,7 +76,7 @@ def evaluate_team(
     config = config or cli.configure_run(run)
     wanted = plans(config.eval.benchmarks, config, config.eval.data, samples, limit)
     console = Console(highlight=False, soft_wrap=True, markup=False)
-    folder = _writable_folder(out, run, config.model.base)
+    folder = writable_folder(out, run, config.model.base)
     variants = (*UNTRAINED, *TRAINED) if run else UNTRAINED
     variants = variants if compare else variants[-1:]
     scores: Scores = {}
@@ -169,7 +122,7 @@ def _played(answers: Answers, name: str, threads: Executor, console: Console) ->
         return answers.play(threads, report)
 
 
-def _writable_folder(out: str | Path | None, run: str | Path | None, base: str) -> Path:
+def writable_folder(out: str | Path | None, run: str | Path | None, base: str) -> Path:
     """Makes the folder of the responses, and tries it before anything is loaded and played."""
     default = Path(run) / "evaluations" if run else Path("runs/evaluations") / Path(base).stem
     check_local("--out", out or default)
@@ -213,7 +166,3 @@ def _write_summary(path: Path, scores: Scores) -> None:
             "agents": {agent: own._asdict() for agent, own in found.agents.items()},
         }
     jsonlines.write(path, [jsonlines.dumps(rows)])
-
-
-if __name__ == "__main__":
-    main()

@@ -1,16 +1,4 @@
-"""Fine-tunes a team on demonstrations: a supervised start, before reinforcement learning or alone.
-
-    python -m marft_jax.imitate --out runs/start --demonstrations 200
-    python -m marft_jax.imitate --out runs/start --data mine.jsonl --run.steps 100
-    python -m marft_jax.imitate --out runs/again --data runs/first/transcripts/*.jsonl --min_reward 1
-    python -m marft_jax.train --lora.init runs/start
-
-A demonstration is a line of JSON: ``{"task": ..., "turns": [{"agent": ..., "text": ...}, ...]}``,
-or one of a transcript. Each is played through the team's own workflow; every agent learns its own
-turns, given the prompts that it will see (the loss is the cross-entropy of their tokens). A step
-takes the next ``algo.episodes`` demonstrations; each pass over all of them is shuffled anew. Further
-flags are those of training. The same command goes on where it ended, and so does ``--out`` alone.
-"""  # noqa: E501
+"""A supervised start: a team learns demonstrations, played through its own workflow."""
 
 from __future__ import annotations
 
@@ -19,11 +7,11 @@ import functools
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from marft_jax import cli, random_keys
+from marft_jax import random_keys
 from marft_jax.config import Config
 from marft_jax.envs.threads import DaemonThreads
 from marft_jax.errors import BadInput, one_line
@@ -35,12 +23,11 @@ from marft_jax.parallel import processes
 from marft_jax.random_keys import Stream
 from marft_jax.rollout.collect import Collected
 from marft_jax.rollout.recorded import Demonstration, demonstrated, read, replay
+from marft_jax.run.loop import learn_from
 from marft_jax.run.opening import open_training
 from marft_jax.run.signals import EXIT_STOPPED
 from marft_jax.run.training import Training
-from marft_jax.setting import check_local
 from marft_jax.team.workflows import find_workflow
-from marft_jax.train import learn_from
 from marft_jax.types import Credit, Episode, OnStep
 
 _ALGO = {field.name for field in dataclasses.fields(Imitation)} - {"name"}
@@ -56,28 +43,6 @@ class Wanted(NamedTuple):
     files: Sequence[str] = ()
     generated: int = 0
     min_reward: float | None = None
-
-
-def main(argv: Sequence[str] | None = None) -> NoReturn:
-    """Leaves with 0: done; 1: could not go on; 2: bad input; 75: stopped by a signal; finished
-    steps are saved."""
-    parser = cli.Parser("marft_jax.imitate", __doc__)
-    parser.add_argument("--out", metavar="DIR", required=True, help="the run directory")
-    parser.add_argument("--data", metavar="FILE", nargs="+", default=[], help="demonstrations")
-    parser.add_argument(
-        "--demonstrations", metavar="N", type=int, default=0,
-        help="N that the environment offers, of tasks apart from those that training begins with",
-    )  # fmt: skip
-    parser.add_argument(
-        "--min_reward", metavar="R", type=float, help="only those that earn as much"
-    )
-    with cli.boundary():
-        own, rest = parser.parse_known_args(argv)
-        check_local("--out", own.out)
-        config = cli.parse_training([*rest, "--run.dir", own.out, "--algo.name", Imitation.name])
-        wanted = Wanted(own.data, own.demonstrations, own.min_reward)
-        code = processes.end_together(lambda: imitate_team(config, wanted))
-    sys.exit(code)
 
 
 def settings_of(config: Config) -> Config:
@@ -231,7 +196,3 @@ def batch_of(
 @functools.lru_cache(maxsize=2)
 def _order(seed: int, turn: int, count: int) -> np.ndarray:
     return random_keys.generator(seed, Stream.DEMONSTRATIONS, turn).permutation(count)
-
-
-if __name__ == "__main__":
-    main()

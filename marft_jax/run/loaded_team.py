@@ -1,30 +1,15 @@
-"""Asks a trained team questions and shows every agent's answer.
-
-    python -m marft_jax.chat --run runs/quickstart
-    echo "3+5+9=?" | python -m marft_jax.chat --run runs/quickstart
-
-One question per line; an empty line or end of file ends it. Further flags are those of training,
-such as ``--eval.temperature 0.7``.
-"""
+"""A trained team that answers questions."""
 
 from __future__ import annotations
 
-import contextlib
-import io
 import itertools
-import sys
-from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NoReturn
-
-from rich.console import Console
 
 from marft_jax import cli
 from marft_jax.config import Config
 from marft_jax.envs.base import Grade, Task, question_source
 from marft_jax.envs.threads import DaemonThreads
-from marft_jax.errors import BadInput, RunFailed, printable
-from marft_jax.run import transcripts
+from marft_jax.errors import BadInput
 from marft_jax.run.setup import open_session, play_held_out, restore_state
 from marft_jax.sampling.protocol import version_of
 from marft_jax.team.assemble import workflow_of
@@ -33,18 +18,6 @@ from marft_jax.team.workflows import NEED_ENV
 from marft_jax.types import Episode
 
 _UNGRADED = Grade(0.0, "not graded")
-
-
-def main(argv: Sequence[str] | None = None) -> NoReturn:
-    """Leaves with 0: done; 2: bad configuration or input."""
-    parser = cli.run_parser("marft_jax.chat", __doc__)
-    with cli.boundary():
-        own, rest = parser.parse_known_args(argv)
-        config = cli.parse_run(own.run, own.base, rest, prog="marft_jax.chat")
-        team = LoadedTeam(own.run, config, own.step)
-        with contextlib.suppress(KeyboardInterrupt):
-            chat(team)
-    sys.exit(0)
 
 
 class LoadedTeam:
@@ -85,30 +58,3 @@ class LoadedTeam:
         source = question_source(lambda _: task, lambda *_: _UNGRADED, horizon=1)
         played = play_held_out(self._session, source, self._threads, next(self._asked), 1)
         return played.episodes[0]._replace(results=())
-
-
-def chat(team: LoadedTeam) -> None:
-    """Answers questions from standard input until it ends."""
-    console = Console(highlight=False)
-    for question in _questions(console):
-        try:
-            console.print(transcripts.render(team.ask(question)))
-        except (BadInput, RunFailed) as error:  # too long a question: say so, go on
-            console.print(printable(str(error)), markup=False)
-
-
-def _questions(console: Console) -> Iterator[str]:
-    asking = sys.stdin.isatty()
-    if isinstance(sys.stdin, io.TextIOWrapper):  # what is typed need not be UTF-8
-        sys.stdin.reconfigure(encoding="utf-8", errors="replace")
-    while True:
-        if asking:
-            console.print("\nquestion (empty to leave): ", end="", style="bold")
-        line = sys.stdin.readline().strip()
-        if not line:
-            return
-        yield line
-
-
-if __name__ == "__main__":
-    main()

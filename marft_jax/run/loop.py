@@ -1,20 +1,14 @@
-"""Fine-tunes a team: ``python -m marft_jax.train [--config FILE ...] [--section.key value ...]``.
-
-Without arguments it runs the quickstart: a planner and a solver on the built-in model learn to add.
-With ``--dry_run`` it does all that comes before the first step, plays one task, and ends.
-"""
+"""The loop of a training: play, credit, learn, report, save."""
 
 from __future__ import annotations
 
 import dataclasses
-import sys
 import tempfile
-from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
+from collections.abc import Callable
+from typing import Any
 
 from rich.console import Console
 
-from marft_jax import cli
 from marft_jax.config import Config
 from marft_jax.errors import BadInput
 from marft_jax.learning.state import TrainState
@@ -33,20 +27,7 @@ from marft_jax.run.training import Training, first_step_notice, rollout_source
 from marft_jax.sampling.protocol import version_of
 from marft_jax.types import OnStep, Sample, TrainedStep, Version
 
-
-def main(argv: Sequence[str] | None = None) -> NoReturn:
-    """Exits with 0: done; 1: the run failed; 2: bad input; 75: stopped by a signal, with the
-    finished steps saved."""
-    words = sys.argv[1:] if argv is None else argv
-    with cli.boundary():
-        own = [word for word in words if word.replace("-", "_") != _DRY.replace("-", "_")]
-        config = cli.parse_training(own)
-        work = rehearse if len(own) < len(words) else train_team
-        code = processes.end_together(lambda: work(config))
-    sys.exit(code)
-
-
-_DRY, _FIRST = "--dry_run", Sample(index=0, group=0)
+_FIRST = Sample(index=0, group=0)
 
 Take = Callable[[TrainState, int, int], tuple[Collected, tuple[Version, ...]]]
 """A state, how many updates it has had, and how many rollbacks there were, to the episodes of the
@@ -141,7 +122,7 @@ def rehearse(config: Config) -> int:
             console = Console(quiet=not processes.is_lead())
             [episode] = make_rollout(run.session, source, run.threads).play([_FIRST], 0).episodes
             console.print(transcripts.render(episode, run.session.team.decoders))
-            last = f"nothing is learned or kept; without {_DRY} this goes to {config.run.dir}"
+            last = f"nothing is learned or kept; without --dry_run this goes to {config.run.dir}"
             console.print(last, soft_wrap=True, markup=False, highlight=False)
     return 0
 
@@ -152,7 +133,3 @@ def _check_samples(config: Config) -> None:
             "--algo.name imitation: it learns from demonstrations, see marft_jax.imitate; to go on "
             "from what it learned, choose another --run.dir and --lora.init"
         )
-
-
-if __name__ == "__main__":
-    main()

@@ -12,7 +12,7 @@ from marft_jax.config import Config
 from marft_jax.errors import BadInput
 from marft_jax.evaluation.benchmarks import BENCHMARKS, plans
 from marft_jax.formats import jsonlines
-from marft_jax.run import answers
+from marft_jax.run import answers, evaluating
 from marft_jax.run.setup import open_session, restore_state
 from marft_jax.team.team_files import load_team
 from marft_jax.types import MAIN
@@ -87,7 +87,7 @@ def test_a_signal_ends_an_evaluation_with_75_and_what_was_answered_stays(tmp_pat
     first = file.read_text().split("\n")[0]
     file.write_text(first + "\n")
     with monkeypatch.context() as patch:
-        patch.setattr(evaluate.Stop, "__call__", lambda self: True)
+        patch.setattr(evaluating.Stop, "__call__", lambda self: True)
         assert run(*flags) == 75
     assert file.read_text() == first + "\n"
 
@@ -225,7 +225,7 @@ def test_what_is_compared_is_alone_or_not_and_trained_or_not():
         ("team", False, True),
     ]
     with pytest.raises(BadInput, match="--limit: expected at least 1, got 0"):
-        evaluate.evaluate_team(None, limit=0)
+        evaluating.evaluate_team(None, limit=0)
 
 
 @pytest.mark.slow

@@ -14,9 +14,8 @@ import orbax.checkpoint as ocp
 import pytest
 
 from marft_jax import config as config_lib
-from marft_jax import train
 from marft_jax.cli import configure
-from marft_jax.run import checkpoints
+from marft_jax.run import checkpoints, loop
 from marft_jax.run.manifest import manifest_of
 from marft_jax.setting import replaced
 
@@ -117,7 +116,7 @@ class Killed(BaseException):
 def killed_after(step: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Kills the run that is trained inside, after this step has been learned and before it is
     reported or saved."""
-    report = train.report
+    report = loop.report
 
     def dying(run: Any, state: Any, *args: Any) -> Any:
         if int(state.step) == step:
@@ -126,5 +125,5 @@ def killed_after(step: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
     with monkeypatch.context() as patch, pytest.raises(Killed):
         patch.setattr(checkpoints.Checkpoints, "flush", lambda self: None)
-        patch.setattr(train, "report", dying)
+        patch.setattr(loop, "report", dying)
         yield

@@ -17,7 +17,6 @@ from safetensors.numpy import load_file
 from transformers import AutoTokenizer
 
 from marft_jax import cli, export
-from marft_jax.chat import LoadedTeam
 from marft_jax.cli import configure
 from marft_jax.envs.maths import Settings
 from marft_jax.errors import BadInput
@@ -26,6 +25,7 @@ from marft_jax.learning.settings import Imitation
 from marft_jax.run.checkpoints import Checkpoints
 from marft_jax.run.compatibility import identity_of
 from marft_jax.run.directory import write_settings
+from marft_jax.run.loaded_team import LoadedTeam
 from marft_jax.run.setup import initial_state, make_learner, open_session, restore_state
 from marft_jax.setting import replaced
 from marft_jax.team.dag import Graph, Node

@@ -10,8 +10,9 @@ import other_tokenizer
 import pytest
 from run_files import arrays_of, killed_after, lines_of
 
-from marft_jax import chat, evaluate, export, imitate, train
+from marft_jax import evaluate, export, imitate, train
 from marft_jax.errors import BadInput
+from marft_jax.run.loaded_team import LoadedTeam
 from marft_jax.team.bases import Base, models_of
 from marft_jax.team.team_files import dump_team, load_team
 
@@ -104,7 +105,7 @@ def test_a_team_on_two_bases_is_evaluated_asked_and_exported(two, tmp_path, caps
     with pytest.raises(SystemExit) as left:
         evaluate.main(["--run", str(two), "--limit", "8", "--compare", "--out", str(tmp_path)])
     assert not left.value.code
-    assert len(chat.LoadedTeam(two).ask("4+7=?").turns) == 2
+    assert len(LoadedTeam(two).ask("4+7=?").turns) == 2
     with pytest.raises(SystemExit) as left:
         export.main(["--run", str(two), "--out", str(tmp_path / "out")])
     assert not left.value.code, capsys.readouterr().err
@@ -183,7 +184,7 @@ def test_every_base_reads_and_writes_with_its_own_tokenizer(tmp_path):
         [row] = lines_of(run)
         losses = [row[f"agent/{agent}/{what}"] for agent in ("planner", "solver")
                   for what in ("loss", "entropy", "tokens")]  # fmt: skip
-        said = [turn.text for turn in chat.LoadedTeam(run).ask("4+7+8=?").turns]
+        said = [turn.text for turn in LoadedTeam(run).ask("4+7+8=?").turns]
         found[name] = row["reward/mean"], said, losses
     *one, losses = found["one"]
     assert found["two"] == (*one, pytest.approx(losses, rel=1e-4))

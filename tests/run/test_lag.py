@@ -15,14 +15,14 @@ import pytest
 import small
 from run_files import arrays_of, killed_after, lines_of
 
-from marft_jax import cli, imitate, train
+from marft_jax import cli, train
 from marft_jax.envs.arithmetic import Addition
 from marft_jax.errors import BadInput
 from marft_jax.learning.learner import Learner
 from marft_jax.learning.settings import resolve
 from marft_jax.rollout.pipeline import Pipeline
 from marft_jax.rollout.source import RolloutSource
-from marft_jax.run import signals
+from marft_jax.run import imitation, loop, signals
 from marft_jax.types import MAIN
 
 SMALL = ["--algo.episodes", "8", "--run.loggers", "none", "--run.transcripts_every", "1"]
@@ -290,7 +290,7 @@ def test_a_signal_ends_a_play_that_hangs_and_saves_what_is_learned(own_env, tmp_
     """As if it came in a wait for the player: the third step is never played."""
     run, hangs = tmp_path / "run", threading.Event()
     monkeypatch.setattr(signals.Stop, "__call__", lambda self: hangs.is_set())
-    report = train.report
+    report = loop.report
 
     def asked(run, state, *args):
         reported = report(run, state, *args)
@@ -298,7 +298,7 @@ def test_a_signal_ends_a_play_that_hangs_and_saves_what_is_learned(own_env, tmp_
             threading.Timer(0.5, hangs.set).start()
         return reported
 
-    monkeypatch.setattr(train, "report", asked)
+    monkeypatch.setattr(loop, "report", asked)
     assert run_train(run, *own_env("lag_stops", "faults.OVER.wait(1000)")) == 75
     assert [p.name for p in (run / "checkpoints").iterdir()] == ["2"]
 
@@ -326,7 +326,7 @@ def test_a_rollback_drops_what_was_played_ahead(own_env, tmp_path, monkeypatch):
 
 def test_demonstrations_have_no_lag():
     config = cli.parse(["--rollout.lag", "2"])
-    assert imitate.settings_of(config).rollout.lag == 0
+    assert imitation.settings_of(config).rollout.lag == 0
     for flags in ["--rollout.lag", "2"], ["--mesh.rollout", "1"]:
         with pytest.raises(BadInput, match=f"{flags[0]}: this run does not read it"):
             cli.parse_training([*flags, "--algo.name", "imitation"])

@@ -21,13 +21,14 @@ import numpy as np
 import other_tokenizer
 import pytest
 
-from marft_jax import chat, cli
+from marft_jax import cli
 from marft_jax.engine.engine import Engine
 from marft_jax.extras.gateway import command as serve
 from marft_jax.extras.gateway import protocol
 from marft_jax.extras.gateway.app import Metrics
 from marft_jax.extras.gateway.http import Limits, make_server
 from marft_jax.run.directory import write_settings
+from marft_jax.run.loaded_team import LoadedTeam
 from marft_jax.run.saving import open_checkpoints
 from marft_jax.run.setup import open_session, restore_state
 from marft_jax.team.team_files import load_team
@@ -137,7 +138,7 @@ agents:
   - {{name: solver, prompt: solve, answers: true, base: other}}
 """)
     run = saved_run(tmp_path / "run", str(file))
-    turns = chat.LoadedTeam(run).ask(TASKS[0]).turns
+    turns = LoadedTeam(run).ask(TASKS[0]).turns
     with served(run) as client:
         [choice] = answer(client, TASKS[0], "team", logprobs=True)["choices"]
         assert [turn["content"] for turn in choice["turns"]] == [turn.text for turn in turns]
@@ -153,7 +154,7 @@ agents:
 @pytest.fixture(scope="module")
 def said(run):
     """What ``chat`` answers: the turns of each task."""
-    team = chat.LoadedTeam(run)
+    team = LoadedTeam(run)
     return {task: team.ask(task).turns for task in TASKS}
 
 
