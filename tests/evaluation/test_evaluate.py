@@ -217,7 +217,7 @@ def test_compare_plays_the_base_alone_and_as_a_team(tmp_path, capsys):
 
 def test_what_is_compared_is_alone_or_not_and_trained_or_not():
     """In the order of the table; a file of answers belongs to one of them."""
-    compared = [(v.name, v.alone, v.trained) for v in (*evaluate.UNTRAINED, *evaluate.TRAINED)]
+    compared = [(v.name, v.alone, v.trained) for v in (*evaluating.UNTRAINED, *evaluating.TRAINED)]
     assert compared == [
         ("base model", True, False),
         ("team without adapters", False, False),
@@ -230,9 +230,9 @@ def test_what_is_compared_is_alone_or_not_and_trained_or_not():
 
 @pytest.mark.slow
 def test_slots_are_for_the_tasks_not_for_the_episodes_of_training(tmp_path, monkeypatch):
-    opened, real = [], evaluate.open_session
+    opened, real = [], evaluating.open_session
     monkeypatch.setattr(
-        evaluate, "open_session", lambda *a, **k: opened.append(real(*a, **k)) or opened[-1]
+        evaluating, "open_session", lambda *a, **k: opened.append(real(*a, **k)) or opened[-1]
     )
     for limit, slots in ((6, 4), (3, 64)):
         flags = ["--limit", limit, "--rollout.slots", slots, "--out", tmp_path / str(limit)]
