@@ -152,7 +152,7 @@ INCORRECT = "The answer is incorrect."
 
 
 class QuestionEnv:
-    """Environment of questions. It grades the turns of answering agents.
+    """Environment of questions. It grades the turns of answering agents, without their thinking.
 
     The score of a step is the mean grade over the turns of answering agents. The first step earns
     its score; a later step earns the amount by which its score exceeds all earlier scores. So the
@@ -177,7 +177,8 @@ class QuestionEnv:
 
     def step(self, turns: Sequence[Turn]) -> StepResult:
         graded = [turn for turn in turns if turn.answers]
-        grades = [self._grade(turn.text, self._task.answer) for turn in graded]
+        texts = [without_thinking(turn.text) for turn in graded]
+        grades = [self._grade(text, self._task.answer) for text in texts]
         score = float(sum(grade.score for grade in grades) / max(len(grades), 1))
         reward = max(score - max(self._scores), 0.0) if self._scores else score
         self._scores.append(score)

@@ -146,7 +146,7 @@ class Judged:
         score = verdict.scores.get(SCORE)
         metrics: dict[str, float] = {"judge_tokens": verdict.tokens, "judge_unread": score is None}
         metrics |= {} if score is None else {"judge_score": score}
-        right = self._is_right([turn.text for turn in turns if turn.answers])
+        right = self._is_right([without_thinking(turn.text) for turn in turns if turn.answers])
         if score is not None and right is not None:
             metrics["judge_agreement"] = (score >= 0.5) == right
         scores = {name: mark for name, mark in verdict.scores.items() if name != SCORE}

@@ -18,7 +18,7 @@ from marft_jax.team.orchestrator import parse_call
 from marft_jax.team.profiles import last_answering
 from marft_jax.team.prompts import State, Team
 from marft_jax.team.protocol import Step
-from marft_jax.types import Act, Turn
+from marft_jax.types import Act, Turn, without_thinking
 
 Workflow = Generator[Any, Any, None]
 """Yields ``list[Act]`` and receives ``list[Turn]``; yields ``Step``, receives ``StepResult``."""
@@ -77,7 +77,7 @@ def orchestrated(team: Team, state: State) -> Generator[Any, Any, Step]:
     turns: list[Turn] = []
     for _ in range(team.max_steps):
         turns += yield [team.act(team.orchestrator, state, turns)]
-        name = parse_call(turns[-1].text, specialists)
+        name = parse_call(without_thinking(turns[-1].text), specialists)
         if name is None:
             break
         turns += yield [team.act(team.names.index(name), state, turns)]
@@ -129,7 +129,8 @@ def majority(turns: Sequence[Turn]) -> tuple[Turn, dict[str, int]]:
     from marft_jax.envs.grading.extract import extract
     from marft_jax.envs.grading.normalize import normalize
 
-    answers = [normalize(extract(turn.text, "0") or turn.text) for turn in turns]
+    texts = [without_thinking(turn.text) for turn in turns]
+    answers = [normalize(extract(text, "0") or text) for text in texts]
     votes = Counter(answers)
     return turns[answers.index(votes.most_common(1)[0][0])], dict(votes)
 

@@ -358,3 +358,26 @@ def test_plan_paths_simulator_says_where_moves_lead():
     tried = {text: path.tool(turn(text)) for text in ("?R", "?DDR", "?D", "DDR")}
     assert tried == {"?R": "wall", "?DDR": "goal", "?D": "free", "DDR": None}
     assert path._at == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("wrote", "graded"),
+    [
+        ("<think>It is 5? No.</think>It is 7.", "It is 7."),
+        ("It is 5?</think>\nIt is 7.", "It is 7."),  # the prompt opened it
+        ("<think>It is 5?", ""),  # cut off in its thoughts
+        ("<think>5</think><think>6</think>7", "7"),
+        ("I think> 7", "I think> 7"),
+    ],
+)
+def test_what_an_agent_thinks_is_not_graded(wrote, graded):
+    seen = []
+
+    def grade(text, answer):
+        seen.append(text)
+        return Grade(0.0, "wrong")
+
+    env = QuestionEnv(lambda seed: Task("q", "7"), grade)
+    env.reset(0)
+    env.step([turn(wrote)])
+    assert seen == [graded]

@@ -13,6 +13,7 @@ from tokenizers import decoders, models, pre_tokenizers
 from marft_jax.errors import BadInput
 from marft_jax.models.tokenizers import tokenizer, vocabulary
 from marft_jax.models.tokenizers.tokenizer import ByteTokenizer, Tokenizer
+from marft_jax.run import transcripts
 from marft_jax.types import without_thinking
 
 SYSTEM = {"role": "system", "content": "plan"}
@@ -364,3 +365,88 @@ def test_code_in_a_models_folder_is_never_run_and_nobody_is_asked(where, tmp_pat
     with pytest.raises(BadInput, match="not a readable tokenizer"):
         tokenizer.from_directory(tmp_path)
     assert not (tmp_path / "ran").exists()
+
+
+HARMONY = (
+    "{% for m in messages %}{% if m['role'] == 'assistant' %}"
+    "{% if '<think>' in m['content'] %}{{ raise_exception('no thinking here') }}{% endif %}"
+    "{{ '<|start|>assistant<|channel|>final<|message|>' + m['content'] }}"
+    "{{ '<|return|>' if loop.last and not add_generation_prompt else '<|end|>' }}"
+    "{% else %}{{ '<|start|>' + m['role'] + '<|message|>' + m['content'] + '<|end|>' }}{% endif %}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|start|>assistant' }}{% endif %}"
+)
+MARKS = ("<|start|>", "<|channel|>", "<|constrain|>", "<|message|>", "<|end|>", "<|return|>")
+
+
+def harmony(**special) -> Tokenizer:
+    backend = fast(HARMONY, MARKS, **{"eos_token": "<|return|>", **special})
+    return Tokenizer(backend, [backend.convert_tokens_to_ids("<|end|>")])
+
+
+THOUGHT = "<|channel|>analysis<|message|>The answer is 5? No.<|end|>"
+FINAL = "<|start|>assistant<|channel|>final<|message|>It is 7.<|return|>"
+SHOWN = "<think>The answer is 5? No.</think>"
+
+
+@pytest.mark.parametrize(
+    ("sampled", "shown", "said"),
+    [
+        (THOUGHT + FINAL, SHOWN + "It is 7.", "It is 7."),
+        (FINAL.removeprefix("<|start|>assistant"), "It is 7.", "It is 7."),
+        (f"{THOUGHT}<|start|>assistant{THOUGHT}{FINAL}", SHOWN * 2 + "It is 7.", "It is 7."),
+        (
+            THOUGHT + "<|start|>assistant<|channel|>commentary<|message|>I add.<|end|>" + FINAL,
+            SHOWN + "<think>I add.</think>It is 7.",
+            "It is 7.",
+        ),
+        (
+            THOUGHT + "<|start|>assistant<|channel|>commentary to=functions.add <|constrain|>json"
+            '<|message|>{"a": 5}',
+            SHOWN + '<think>{"a": 5}',
+            "",
+        ),
+        ("<|channel|>final <|constrain|>json<|message|>{}<|return|>", "{}", "{}"),
+        (THOUGHT[:-11], "<think>The answer is 5?", ""),  # cut off in a thought
+        (THOUGHT, SHOWN, ""),
+        (THOUGHT + FINAL[:20], SHOWN, ""),  # cut off in a head
+        ("<|channel|>analysis<|message|>a<|channel|>final<|message|>b", "<think>a</think>b", "b"),
+        ("<|channel|>analysis<|message|>a<|end|>b<|return|>", "<think>a</think>b", "b"),
+        ("<|start|>assistant<|message|>b<|return|>", "b", "b"),
+        ("analysis is final", "analysis is final", "analysis is final"),  # without a mark
+        ("<|message|>final analysis<|return|>", "final analysis", "final analysis"),
+        ("a <|end|> b", "a  b", "a  b"),
+    ],
+)
+def test_the_final_channel_is_what_gpt_oss_says_and_the_others_are_thinking(sampled, shown, said):
+    tok = harmony()
+    ids = tok.encode(sampled)
+    assert (tok.decode(ids), without_thinking(tok.decode(ids))) == (shown, said)
+    assert tok.decode(ids, special=True) == sampled
+    assert "".join(transcripts.pieces(ids, tok.decode)) == shown
+    for end in range(len(ids)):  # what is streamed is never taken back
+        assert shown.startswith(tok.decode(ids[:end]))
+
+
+def test_a_message_of_gpt_oss_is_continued_and_shown_without_its_thoughts():
+    tok = harmony()
+    assert tok.decode(tok.eos_ids, special=True) == "<|return|>" and tok.eos_ids == (tok.end_id,)
+    again = [{"role": "user", "content": "now"}]
+    told = {"role": "assistant", "content": SHOWN + "It is 7."}
+    prompt = tok.decode(tok.chat([USER, told, *again]), special=True)
+    assert "final<|message|>It is 7.<|end|><|start|>user<|message|>now" in prompt
+    reply = tok.decode(tok.reply(again), special=True)
+    assert reply == "<|start|>user<|message|>now<|end|><|start|>assistant"
+
+
+@pytest.mark.parametrize("marks", [("[THINK]", "[/THINK]"), ("<think>", "</think>")])
+def test_thinking_between_any_special_tokens_is_kept_in_the_text(marks):
+    tok = Tokenizer(fast(TURNS, (*marks, "</s>"), eos_token="</s>"))
+    ids = tok.encode(f"{marks[0]}5?{marks[1]}It is 7.</s>")
+    assert tok.decode(ids) == "<think>5?</think>It is 7."
+    told = {"role": "assistant", "content": tok.decode(ids)}
+    assert "assistant:It is 7.<end>" in tok.decode(tok.chat([USER, told, USER]), special=True)
+
+
+def test_special_tokens_of_one_name_alone_are_no_channels():
+    tok = Tokenizer(fast(TURNS, ("<|end|>", "<|message|>", "<end>"), eos_token="<|end|>"))
+    assert tok.decode(tok.encode("a<|message|>b<|end|>")) == "ab" and not tok.marks

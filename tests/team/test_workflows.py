@@ -554,3 +554,9 @@ def test_a_team_that_cannot_play_is_refused(blueprint, settings, expected):
     with pytest.raises(BadInput) as caught:
         small.team_of(blueprint, **settings)
     assert expected in str(caught.value)
+
+
+def test_no_vote_and_no_call_is_read_in_what_an_agent_thinks(threads):
+    said = ("<think>2</think>3", "<think>2</think>4", "4 <think>or 2")
+    turns = [small.turn(0, [1], [1], text=text) for text in said]
+    assert majority(turns)[1] == {"3": 1, "4": 2}

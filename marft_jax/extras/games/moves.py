@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
+from marft_jax.types import without_thinking
+
 _ALONE = (
     r"(?<![^\W_])(?<![^\W_]_)(?<![\w)]-)(?<![-−](?=\d))(?<!\d[./])"
     r"(?:%s)(?!_*[^\W_]|[./]\d|-\w)"
@@ -24,7 +26,7 @@ def read_move(text: str, legal: Mapping[str, int]) -> int | None:
     >>> read_move("I pass.", moves), read_move("bet", moves), read_move("34", moves)
     (0, 1, None)
     """
-    if (text := text.strip()) in legal:
+    if (text := without_thinking(text).strip()) in legal:
         return legal[text]
     moves = sorted(filter(None, legal), key=len, reverse=True)  # longer moves are tried first
     named = re.findall(_ALONE % "|".join(map(re.escape, moves)), text, re.I) if moves else []

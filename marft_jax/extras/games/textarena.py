@@ -17,7 +17,7 @@ from marft_jax.errors import BadInput
 from marft_jax.extras.games.processes import GameSettings, game_source
 from marft_jax.extras.games.seats import check_movers, outcomes
 from marft_jax.setting import Count
-from marft_jax.types import StepResult, Turn
+from marft_jax.types import StepResult, Turn, without_thinking
 
 _LOCK = threading.Lock()  # TextArena uses Python's global random generator
 
@@ -103,7 +103,7 @@ class ArenaGame:
         check_movers(turns, self.acting())
         [turn] = turns
         with self._own_chance():
-            done, _ = self._env.step(action=turn.text)
+            done, _ = self._env.step(action=without_thinking(turn.text))
             if not done:
                 self._player, self._seen = self._env.get_observation()
                 return StepResult("", 0.0, False, {"moves": {turn.name: turn.text}})

@@ -19,6 +19,7 @@ from typing import Any
 
 from marft_jax.errors import BadInput, reason
 from marft_jax.formats.foreign import read_settings, readable
+from marft_jax.models.tokenizers import thinking
 
 Message = Mapping[str, Any]
 """``{"role": "system" | "user" | "assistant" | "tool", "content": text}``, and ``tool_calls`` of an
@@ -40,8 +41,6 @@ _GGUF_SPECIAL = {
     "pad_token": "padding",
 }
 _PROBE = "qxz"
-_THINKING = {"<|channel>": "<think>", "<channel|>": "</think>"}
-"""Special tokens around the thinking of Gemma 4, and what texts show for them."""
 
 
 class Tokenizer:
@@ -61,7 +60,7 @@ class Tokenizer:
         end_id: the one that the template writes after an assistant's message; where it writes none,
             the tokenizer's own.
         pad_id: fills rows; may equal an eos id.
-        marks: tokens around a model's thinking that are special, and what texts show for them.
+        marks: special tokens around a model's thinking, see ``thinking``.
         started: whose date a template shows that asks for one, in seconds since 1970.
 
     Raises:
@@ -77,14 +76,16 @@ class Tokenizer:
             plain = "`System: ...`, `User: ...` and `Assistant: ...`, a line each"
             print(f"marft_jax: {source}: has no chat template; uses {plain}", file=sys.stderr)
         self.vocab_size: int = len(tokenizer)
-        added = ((i, _THINKING.get(str(x))) for i, x in tokenizer.added_tokens_decoder.items())
-        self.marks: dict[int, str] = {i: text for i, text in added if text}
+        added: Mapping[int, Any] = tokenizer.added_tokens_decoder
+        special = {i: str(token) for i, token in added.items() if token.special}
+        self.marks: dict[int, str] = thinking.marks_of(special)
         try:
             self._fold_system = not self._takes_system()
             end = self._end_of_turn()
         except Exception as error:  # a template is a program: anything can go wrong in it
             raise BadInput(f"{source}: its chat template fails: {reason(error)}") from error
-        ends = [i for i in (tokenizer.eos_token_id, *eos_ids, end) if i is not None]
+        others = [None, *self.marks]  # gpt-oss: the end of a thought ends no action
+        ends = [i for i in (tokenizer.eos_token_id, *eos_ids, end) if i not in others]
         if wrong := [i for i in ends if type(i) is not int or i < 0]:
             raise BadInput(
                 f"{source}: expected the ids of tokens that end a turn, got {wrong!r:.60}"
@@ -108,14 +109,13 @@ class Tokenizer:
     def decode(self, ids: Sequence[int], *, special: bool = False) -> str:
         """Text of ``ids``, without special and eos tokens unless they are asked for."""
         kept = [int(i) for i in ids if special or i not in self.eos_ids]
-        marks = {} if special else self.marks
 
         def text(part: Iterable[int]) -> str:
             return self._tokenizer.decode(
                 [*part], skip_special_tokens=not special, clean_up_tokenization_spaces=False
             )
 
-        return "".join(mark or text(part) for mark, part in itertools.groupby(kept, marks.get))
+        return text(kept) if special else thinking.show(kept, self.marks, text)
 
     def extends(self, other: Tokenizer) -> bool:
         """True where every token of another tokenizer has the same id here."""
@@ -172,7 +172,7 @@ class Tokenizer:
         _, probe, after = self._render(messages, tools=tools).partition(_PROBE)
         self._check_continues(bool(probe) and all(_is_in(after, m["content"]) for m in new))
         ids = self.encode(after.lstrip(" "))
-        ids = ids[1:] if ids[0] in self.eos_ids else ids
+        ids = ids[1:] if ids[0] in {*self.eos_ids, *self.marks} else ids
         newline = self.encode("\n")
         return ids[len(newline) :] if not after_action and ids[: len(newline)] == newline else ids
 
@@ -213,7 +213,7 @@ class Tokenizer:
         self._tokenizer.save_pretrained(folder)
 
     def _render(self, messages: Sequence[Message], prompt: bool = True, tools: Tools = ()) -> str:
-        plain = [dict(message) for message in messages]
+        plain = [thinking.for_template(message, self.marks) for message in messages]
         self._set_clock(tools)
         return self._tokenizer.apply_chat_template(
             _fold_system(plain) if self._fold_system else plain,
@@ -247,7 +247,7 @@ class Tokenizer:
         text = self._render([_message("user", "a"), _message("assistant", _PROBE)], prompt=False)
         after = self.encode(text.rpartition(_PROBE)[2].strip())[:1]
         special = {*self._tokenizer.all_special_ids, *self._tokenizer.added_tokens_decoder}
-        return after[0] if after and after[0] in special else None
+        return after[0] if after and after[0] in special - self.marks.keys() else None
 
 
 class ByteTokenizer(Tokenizer):

@@ -274,6 +274,8 @@ def test_a_move_is_the_text_or_the_last_one_that_stands_alone(moves, said, move)
 def test_of_two_moves_that_begin_alike_the_longer_one_is_meant():
     moves = {"Bet": 0, "Bet 3": 1, "3": 2}
     assert (read_move("I bet 3", moves), read_move("I bet 34", moves)) == (1, 0)
+    assert read_move("<think>I bet 3?</think>I bet 34", moves) == 0
+    assert read_move("<think>I bet 3?", moves) is None
 
 
 def test_legal_moves_are_what_the_sampler_may_draw():
