@@ -17,6 +17,7 @@ DEEPEST = 64
 """Most levels of nesting in what is read and written, because functions recurse over values. An
 environment's info has at most half of them, because a transcript adds levels around it."""
 
+_LENIENT = json.JSONDecoder(strict=False)
 _LARGEST = 1 << 28  # bytes of a file of settings
 
 
@@ -28,20 +29,34 @@ def distinct(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def loads(text: str) -> Any:
+def loads(text: str, strict: bool = True) -> Any:
     """Parses JSON of an unknown author.
+
+    Args:
+        strict: refuse line breaks and tabs within texts.
 
     Raises:
         ValueError: the text is not JSON, is nested deeper than ``DEEPEST``, or has a number of
             thousands of digits.
     """
     try:
-        value = json.loads(text)
+        value = json.loads(text, strict=strict)
         if text.count("[") + text.count("{") > DEEPEST:
             _check_depth(value, DEEPEST)
     except RecursionError:
         raise ValueError(f"nested more than {DEEPEST} deep") from None
     return value
+
+
+def load_first(text: str, start: int) -> tuple[Any, int]:
+    """Parses the JSON value that begins at a place of a text, and returns it with its end. It may
+    have line breaks and tabs in its texts. Raises ``ValueError`` as ``loads`` does."""
+    try:
+        value, end = _LENIENT.raw_decode(text, start)
+        _check_depth(value, DEEPEST)
+    except RecursionError:
+        raise ValueError(f"nested more than {DEEPEST} deep") from None
+    return value, end
 
 
 def _check_depth(value: Any, left: int) -> None:

@@ -5,6 +5,7 @@ A form of calls is known where parsing the call that the chat template writes gi
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import re
@@ -13,6 +14,7 @@ from typing import Any, NamedTuple, Protocol
 
 from marft_jax.errors import BadInput
 from marft_jax.formats import foreign
+from marft_jax.plugins import text_of
 from marft_jax.tools.fenced import Message, Tools, only_text, rewrite, write_block
 
 
@@ -41,12 +43,19 @@ Form = Callable[[str, Tools], tuple[str, list[ToolCall]]]
 """Parses a text that may call some tools; returns the text without its calls, and the calls."""
 
 _THINKING = r"<think>.*?(?:</think>|\Z)|</think>"  # or the end of what the prompt opened
-_TAGGED = re.compile(rf"{_THINKING}|<tool_call>(.*?)</tool_call>", re.DOTALL)
+_FENCE = r"\s*(?:```\w*\s*)?"
+_TAGGED = re.compile(rf"{_THINKING}|(<tool_call>){_FENCE}", re.DOTALL)
+"""``<tool_call>{"name": ..., "arguments": {...}}</tool_call>``, as of Hermes and Qwen."""
+_BARE = re.compile(
+    rf"{_THINKING}|(?:\A|(?<=</think>))\s*(\[TOOL_CALLS\]|<\|python_tag\|>|){_FENCE}(?=[\[{{])",
+    re.DOTALL,
+)
+"""JSON alone, an object or a list of objects, after thinking or not: as of Llama, Mistral. The mark
+in front of it is a special token, which a sampled text lacks, or a text."""
+_AFTER = re.compile(r"[\s,;}\]`]*(</tool_call>)?")  # some models write a bracket too many
 _FENCED = re.compile(
     rf"{_THINKING}|^```call[ \t]+([^\s`]+)[ \t]*\n(.*?)^```[ \t]*$", re.DOTALL | re.MULTILINE
 )
-_MARK = re.compile(r"(?:\A|(?<=</think>))\s*(?:\[TOOL_CALLS\]|<\|python_tag\|>)")
-"""Mark in front of bare calls; where it is a special token, a sampled text has none."""
 
 
 def find_calls(text: str, tools: Tools, tokenizer: CallWriter) -> tuple[str, list[ToolCall]]:
@@ -56,7 +65,8 @@ def find_calls(text: str, tools: Tools, tokenizer: CallWriter) -> tuple[str, lis
         tools: those that the agent has. A text may call others, too.
     """
     form = find_form(tokenizer) if tools else None
-    return form(text, tools) if form else (text, [])
+    content, calls = form(text, tools) if form else (text, [])
+    return content, [ToolCall(*(text_of("a call", part) for part in call)) for call in calls]
 
 
 def with_ids(calls: Sequence[ToolCall], prefix: str) -> tuple[dict[str, Any], ...]:
@@ -105,7 +115,10 @@ def find_form(tokenizer: CallWriter) -> Form | None:
     written = tokenizer.write_call("qxz", {"a": "b"})
     if written is None:
         return _parse_fenced
-    forms, call = (_parse_tagged, _parse_bare), ToolCall("qxz", '{"a": "b"}')
+    forms, call = (
+        (functools.partial(_parse_json, x) for x in (_TAGGED, _BARE)),
+        ToolCall("qxz", '{"a": "b"}'),
+    )
     return next((form for form in forms if form(written, ()) == ("", [call])), None)
 
 
@@ -154,13 +167,29 @@ _EXAMPLE = {"qxz": "qxz"}
 _EXAMPLE_TEXT = re.compile(r'\{\s*"qxz"\s*:\s*"qxz"\s*\}')
 
 
-def _parse_tagged(text: str, tools: Tools) -> tuple[str, list[ToolCall]]:
-    """``<tool_call>{"name": ..., "arguments": {...}}</tool_call>``, as of Hermes and Qwen."""
-    tags = _after_thinking(_TAGGED, text)
-    calls = [_call(_object(tag[1])) for tag in tags]
-    if not calls or None in calls:
-        return text, []
-    return _without(text, tags), [call for call in calls if call]
+def _parse_json(opening: re.Pattern[str], text: str, tools: Tools) -> tuple[str, list[ToolCall]]:
+    """Calls as JSON behind an opening. A call ends with its JSON, whose texts may hold tags."""
+    names = {tool["function"]["name"] for tool in tools}
+    calls, spans, at = list[ToolCall](), list[tuple[int, int]](), 0
+    while part := opening.search(text, at):
+        start, at = part.span()
+        if part[0] == "</think>":  # so all before it was thought
+            calls, spans = [], []
+        with contextlib.suppress(ValueError):
+            while part[1] is not None:
+                value, end = foreign.load_first(text, at)
+                after = next(_AFTER.finditer(text, end))
+                found = map(_call, value if isinstance(value, list) else [value])
+                # JSON alone with a name, but neither a tool's nor with arguments, is an answer
+                own = [
+                    c for c in found if c and (part[1] or c.name in names or c.arguments != "{}")
+                ]
+                calls, spans = calls + own, spans + [(start, after.end())] * bool(own)
+                start = at = after.end()
+                if after[1]:
+                    break
+        at = max(at, part.start() + 1)
+    return (_without(text, spans), calls) if calls else (text, [])
 
 
 def _parse_fenced(text: str, tools: Tools) -> tuple[str, list[ToolCall]]:
@@ -175,7 +204,7 @@ def _parse_fenced(text: str, tools: Tools) -> tuple[str, list[ToolCall]]:
             given = {parameter: body}
         arguments = body if given is None else json.dumps(given, ensure_ascii=False)
         calls.append(ToolCall(name, arguments))
-    return (_without(text, blocks), calls) if calls else (text, [])
+    return (_without(text, [b.span() for b in blocks]), calls) if calls else (text, [])
 
 
 def _after_thinking(pattern: re.Pattern[str], text: str) -> list[re.Match[str]]:
@@ -185,24 +214,10 @@ def _after_thinking(pattern: re.Pattern[str], text: str) -> list[re.Match[str]]:
     return [part for part in parts if part[1] is not None and part.start() >= begins]
 
 
-def _without(text: str, found: Sequence[re.Match[str]]) -> str:
-    for part in reversed(found):
-        text = text[: part.start()] + text[part.end() :]
+def _without(text: str, spans: Sequence[tuple[int, int]]) -> str:
+    for start, end in reversed(spans):
+        text = text[:start] + text[end:]
     return text.strip()
-
-
-def _parse_bare(text: str, tools: Tools) -> tuple[str, list[ToolCall]]:
-    """JSON alone, an object or a list of objects, after thinking or not: as of Llama, Mistral."""
-    plain, names = _MARK.sub("", text), [tool["function"]["name"] for tool in tools]
-    is_json = plain.lstrip().startswith(("{", "["))
-    thinking, end, _ = ("", "", "") if is_json else plain.partition("</think>")
-    thinking = thinking + end if end else ""
-    found = _object(plain[len(thinking) :].strip(), list | dict)
-    calls = [_call(own) for own in (found if isinstance(found, list) else [found])]
-    # an object with a name, but neither a tool's nor with arguments, is an answer
-    if not all(call and (call.name in names or call.arguments != "{}") for call in calls):
-        return text, []
-    return (thinking.strip(), [call for call in calls if call]) if calls else (text, [])
 
 
 def _call(found: Any) -> ToolCall | None:
@@ -218,12 +233,7 @@ def _arguments(given: Any) -> dict[str, Any] | None:
     """Arguments of a call, an object or its JSON text; empty if absent, None for anything else."""
     if given is None or isinstance(given, str) and given.strip() in ("", "null"):
         return {}
-    return _object(given) if isinstance(given, str) else given if isinstance(given, dict) else None
-
-
-def _object(text: Any, kind: Any = dict) -> Any:
-    try:
-        found = foreign.loads(text)
-    except ValueError:
-        return None
-    return found if isinstance(found, kind) else None
+    with contextlib.suppress(ValueError):
+        while isinstance(given, str):
+            given = foreign.loads(given, strict=False)
+    return given if isinstance(given, dict) else None

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import functools
 import inspect
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
@@ -11,7 +13,7 @@ from typing import Any, NamedTuple
 from pydantic import ConfigDict, TypeAdapter, ValidationError, validate_call
 from pydantic.dataclasses import dataclass
 
-from marft_jax.errors import BadInput
+from marft_jax.errors import BadInput, reason
 from marft_jax.setting import Count, NonNegative, Seconds, fault_of
 
 
@@ -86,17 +88,36 @@ def parse_options(kind: type[Any], given: Mapping[str, Any], where: str) -> Any:
 
 
 def function_source(function: Callable[..., Any], options: Options, where: str) -> Source:
-    """Makes a tool of a function; its schema is derived from its type hints.
+    """Makes a tool of a function, plain or async; its schema is derived from its type hints.
 
     Raises:
-        BadInput: the function has no type hints or no docstring.
+        BadInput: the function has no type hints or no docstring, a parameter that cannot be given
+            by its name, or one of a type that has no JSON schema.
     """
-    parameters = inspect.signature(function).parameters.values()
-    description = inspect.getdoc(function)
-    if not description or any(p.annotation is p.empty for p in parameters):
+
+    @functools.wraps(function)
+    def plain(*given: Any, **named: Any) -> Any:
+        answer = function(*given, **named)
+        return asyncio.run(answer) if inspect.iscoroutine(answer) else answer
+
+    own: Any = getattr(function, "func", function)  # of a partial
+    description, name = inspect.getdoc(own), getattr(own, "__name__", type(own).__name__)
+    try:
+        signature = inspect.signature(function, eval_str=True)
+        hints = {p.name: p.annotation for p in signature.parameters.values()}
+        vars(plain).update(__signature__=signature)
+        plain.__annotations__ = hints
+        schema: dict[str, Any] = TypeAdapter[Any](plain).json_schema()  # pyright: ignore[reportArgumentType]
+        checked = validate_call(plain)
+    except Exception as error:  # annotations are code
+        raise BadInput(f"{where}: expected a function of JSON values: {reason(error)}") from None
+    if not description or inspect.Parameter.empty in hints.values():
         raise BadInput(f"{where}: expected a function with a docstring and a type hint for each "
                        "parameter; the agent is shown both")  # fmt: skip
-    checked = validate_call(function)
+    kinds = inspect.isclass, inspect.isgeneratorfunction, inspect.isasyncgenfunction
+    if schema["type"] != "object" or any(is_kind(own) for is_kind in kinds):
+        what = "a function that returns a value, and whose parameters can be given by name"
+        raise BadInput(f"{where}: expected {what}, got {name}{signature}")
 
     def call(name: str, arguments: Mapping[str, Any]) -> Any:
         try:
@@ -104,8 +125,7 @@ def function_source(function: Callable[..., Any], options: Options, where: str) 
         except ValidationError as error:
             raise ToolError(_first(error)) from None
 
-    schema = TypeAdapter[Any](function).json_schema()  # pyright: ignore[reportArgumentType]
-    tool = Tool(function.__name__, description, schema, options)
+    tool = Tool(name, description, schema, options)
     return Source((tool,), lambda: contextlib.nullcontext(call))
 
 

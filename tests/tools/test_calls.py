@@ -19,7 +19,8 @@ CALL = '{"name": "add", "arguments": {"a": 1}}'
     [
         (TAGGED, f"so <tool_call>{CALL}</tool_call>", "so", ["add"]),
         (TAGGED, f"<tool_call>{CALL}</tool_call><tool_call>{CALL}</tool_call>", "", ["add"] * 2),
-        (TAGGED, f"<tool_call>{CALL}", f"<tool_call>{CALL}", []),
+        (TAGGED, f"<tool_call>{CALL}", "", ["add"]),
+        (TAGGED, f"<tool_call>{CALL[:-1]}", f"<tool_call>{CALL[:-1]}", []),
         (TAGGED, "<tool_call>{}</tool_call>", "<tool_call>{}</tool_call>", []),
         (TAGGED, CALL.replace("add", "sub"), CALL.replace("add", "sub"), []),
         (TAGGED, f"<tool_call>{CALL}</tool_call>".replace("add", "sub"), "", ["sub"]),
@@ -73,6 +74,107 @@ def test_arguments_may_be_absent_or_a_text(template, given, read):
 
 
 TAG = f"<tool_call>{CALL}</tool_call>"
+
+
+def written(value, **how):
+    return json.dumps({"name": "add", "arguments": {"a": value}}, **how)
+
+
+HELD = (  # texts of an argument
+    "echo '</tool_call>' >> notes.md",
+    "<tool_call>",
+    "</think> <think>",
+    "{ [ } ] }{",
+    '"quoted" \\" \\\\',
+    "```json\n{}\n```",
+    "one\ntwo\tthree\r\n",
+    "[TOOL_CALLS]",
+    written("nested"),
+    TAG,
+)
+
+
+@pytest.mark.parametrize("held", HELD)
+@pytest.mark.parametrize("raw", [False, True])
+@pytest.mark.parametrize(
+    ("template", "form", "content", "number"),
+    [
+        (TAGGED, "<tool_call>{}</tool_call>", "", 1),
+        (TAGGED, "so\n<tool_call>\n{}\n</tool_call>\n" + TAG, "so", 2),
+        (TAGGED, TAG + "<tool_call>{}", "", 2),
+        (TAGGED, "<think>or " + TAG + "</think><tool_call>{}</tool_call>", None, 1),
+        (BARE, "{}", "", 1),
+        (BARE, "[{}]", "", 1),
+        (BARE, "<think>so</think>\n{}", "<think>so</think>", 1),
+    ],
+)
+def test_a_call_ends_with_its_json_whatever_its_texts_hold(
+    template, form, content, number, held, raw
+):
+    own = written(held)
+    if raw:  # control characters as they are
+        own = own.replace("\\n", "\n").replace("\\t", "\t").replace("\\r", "\r")
+    found, calls = find_calls(form.replace("{}", own), ADD, with_template(template))
+    assert len(calls) == number and (content is None or found == content)
+    assert {"a": held} in [json.loads(call.arguments) for call in calls]
+
+
+BROKEN = '<tool_call>{"name": "add", "arguments": {"a": }}</tool_call>'
+
+
+@pytest.mark.parametrize(
+    ("template", "text", "content", "number"),
+    [
+        (TAGGED, f"<tool_call>{CALL}{CALL}</tool_call>", "", 2),
+        (TAGGED, f"<tool_call>{CALL}\n{CALL}\n</tool_call>", "", 2),
+        (TAGGED, f"<tool_call>{CALL}, {CALL}</tool_call>", "", 2),
+        (TAGGED, f"<tool_call>[{CALL}, {CALL}]</tool_call>", "", 2),
+        (TAGGED, f"<tool_call>{CALL}<tool_call>{CALL}", "", 2),
+        (TAGGED, f"<tool_call>{CALL}}}</tool_call>", "", 1),  # a bracket too many
+        (TAGGED, f"<tool_call>\n```json\n{CALL}\n```\n</tool_call>", "", 1),
+        (TAGGED, f"<tool_call>{CALL}</tool_call>{CALL}", CALL, 1),
+        (TAGGED, f"{TAG} so", "so", 1),
+        (TAGGED, f"{TAG}{BROKEN}", BROKEN, 1),
+        (TAGGED, f"{BROKEN}{TAG}", BROKEN, 1),
+        (TAGGED, f"<tool_call>{{}}</tool_call>{TAG}", "<tool_call>{}</tool_call>", 1),
+        (TAGGED, f'<tool_call>[{CALL}, 5, {{"a": 1}}]</tool_call>', "", 1),
+        (TAGGED, f"{TAG}<tool_call>{CALL[:20]}", f"<tool_call>{CALL[:20]}", 1),
+        (TAGGED, "<tool_call>" * 3, "<tool_call>" * 3, 0),
+        (BARE, f"{CALL}{CALL}", "", 2),
+        (BARE, f"{CALL}; {CALL}", "", 2),
+        (BARE, f"{CALL}\n{CALL}\n", "", 2),
+        (BARE, f"```json\n{CALL}\n```", "", 1),
+        (BARE, f"[TOOL_CALLS]{CALL}{CALL}", "", 2),
+        (BARE, f"{CALL}{CALL[:20]}", CALL[:20], 1),
+        (BARE, f"{CALL} is my call", "is my call", 1),
+        (BARE, "{" * 5, "{" * 5, 0),
+        (BARE, "{" * 90 + "}" * 90, "{" * 90 + "}" * 90, 0),
+        (BARE, "</think>{", "</think>{", 0),
+    ],
+)
+def test_a_broken_call_costs_itself_alone(template, text, content, number):
+    found, calls = find_calls(text, ADD, with_template(template))
+    assert (found, [json.loads(call.arguments) for call in calls]) == (content, [{"a": 1}] * number)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "read"),
+    [
+        (r'{"a": "half \ud83d"}', {"a": "half \ufffd"}),
+        (r'{"\udc00": 1}', {"\ufffd": 1}),
+        (r'{"a": "\ud83d\ude00"}', {"a": "😀"}),
+        (json.dumps(json.dumps(json.dumps({"a": "1\n2"}))), {"a": "1\n2"}),
+        ('"{\\"a\\": \\"1\n2\\"}"', {"a": "1\n2"}),
+    ],
+)
+@pytest.mark.parametrize("template", [TAGGED, BARE])
+def test_the_arguments_of_a_call_are_json_that_any_client_takes(template, arguments, read):
+    call = f'{{"name": "add", "arguments": {arguments}}}'
+    text = f"<tool_call>{call}</tool_call>" if template == TAGGED else call
+    _, [own] = find_calls(text, ADD, with_template(template))
+    assert json.loads(own.arguments.encode()) == read
+
+
 QUOTED = TAG.replace("1", '"<think>"')
 
 
@@ -123,6 +225,8 @@ TOOLS = [function("say", text={"type": "string"}), function("add", a={"type": "i
         ('```call say\n{"a": 1}\n```', "", [("say", '{"text": "{\\"a\\": 1}"}')]),
         ("```call sub\n```\n```call add\n1\n```", "", [("sub", "{}"), ("add", "1")]),
         ("```call add\n{}", "```call add\n{}", []),
+        ('```call add\n{"a": "1\n\t2"}\n```', "", [("add", '{"a": "1\\n\\t2"}')]),
+        ('```call add\n{"a": "\\ud83d"}\n```', "", [("add", '{"a": "\ufffd"}')]),
         ("```python\n1\n```", "```python\n1\n```", []),
         ("<think>\n```call say\na\n```\n</think>4", None, []),
     ],

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import functools
 import json
 import threading
+from typing import Annotated, Any, Literal
 
 import pytest
 import small
@@ -12,18 +15,20 @@ from programs import LLAMA, MISTRAL, TAGGED, with_template
 from scripted import Scripted, Slow, text
 
 from marft_jax.envs.threads import DaemonThreads
-from marft_jax.errors import BadInput
+from marft_jax.errors import BadInput, one_line
 from marft_jax.rollout.rollout import Rollout
 from marft_jax.team.profiles import Profile
 from marft_jax.team.team_files import Blueprint, dump_team, load_team
 from marft_jax.team.workflows import find_workflow
 from marft_jax.tools import (
     EpisodeTools,
+    Options,
     Source,
     Tool,
     Toolbox,
     ToolCall,
     ToolError,
+    function_source,
     load_toolboxes,
     toolbox,
 )
@@ -370,3 +375,112 @@ def test_an_unknown_tool_is_answered_but_the_environments_own_comes_first(monkey
     episode, _ = play(speak, monkeypatch, env=Subtracts)
     assert [turn.tool for turn in episode.turns] == ["0", None, "0", None]
     assert not any(turn.calls for turn in episode.turns)
+
+
+class Adder:
+    """Adds to a number that it keeps."""
+
+    def __init__(self, kept: int) -> None:
+        self.kept = kept
+
+    def method(self, a: int) -> int:
+        """Adds to it."""
+        return self.kept + a
+
+    @classmethod
+    def build(cls, a: int) -> int:
+        """Adds to one."""
+        return cls(1).method(a)
+
+    async def __call__(self, a: int) -> int:
+        return self.kept + a
+
+
+async def later(a: int, b: Annotated[int, "second"] = 1) -> int:
+    """Adds two numbers, a moment later."""
+    await asyncio.sleep(0)
+    return a + b
+
+
+def named(a: int, **more: int) -> int:
+    """Adds numbers of any names."""
+    return a + 1 + sum(more.values())
+
+
+def apart(*, a: int, b: Literal[1, 2] = 1, c: int | None = None) -> int:
+    """Adds two numbers."""
+    return a + b
+
+
+def wrapped(*given: Any, **more: Any) -> Any:
+    return add(*given, **more)
+
+
+CALLABLES = [
+    add, named, apart, later, functools.partial(add, 1), functools.partial(later, b=1),
+    functools.lru_cache(add), functools.wraps(add)(wrapped), Adder(1), Adder(1).method, Adder.build,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("function", CALLABLES, ids=lambda f: type(f).__name__)
+def test_what_a_tool_is_shown_to_take_it_takes(function):
+    source = function_source(function, Options(), "at")
+    [tool] = source.tools
+    [first, *_] = tool.schema["properties"]
+    assert tool.name in ("add", "named", "apart", "later", "Adder", "method", "build")
+    assert tool.description.startswith("Adds ")
+    with source.open() as call:
+        assert call(tool.name, {first: 2}) == 3
+        with pytest.raises(ToolError):
+            call(tool.name, {first: "x"})
+
+
+def any_number(*args: int) -> int:
+    """Adds numbers."""
+    return sum(args)
+
+
+def and_more(a: int, *args: int) -> int:
+    """Adds numbers."""
+    return a + sum(args)
+
+
+def positional(a: int, /, b: int = 1, *, c: int = 1) -> int:
+    """Adds numbers."""
+    return a + b
+
+
+def by_place(a: int, /) -> int:
+    """Adds numbers."""
+    return a
+
+
+def one_by_one(a: int) -> Any:
+    """Counts."""
+    yield a
+
+
+async def one_by_one_later(a: int) -> Any:
+    """Counts."""
+    yield a
+
+
+def unknown_hint(a: Nowhere) -> int:  # noqa: F821  # pyright: ignore
+    """Has a hint that nothing defines."""
+    return 1
+
+
+def odd_hint(a: Adder) -> int:
+    """Takes what JSON cannot hold."""
+    return 1
+
+
+REFUSED = [any_number, and_more, positional, by_place, one_by_one, one_by_one_later, unknown_hint]
+REFUSED += [odd_hint, untyped, silent, Adder, Adder.method, max, print, functools.partial(by_place)]
+
+
+@pytest.mark.parametrize("function", REFUSED, ids=lambda f: type(f).__name__)
+def test_a_function_that_no_agent_could_call_is_refused_at_the_start(function):
+    with pytest.raises(BadInput, match="^at: expected a function .*") as error:
+        function_source(function, Options(), "at")
+    assert "\n" not in one_line(str(error.value))

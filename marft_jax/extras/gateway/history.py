@@ -79,9 +79,8 @@ def split_calls(
     """What an answer says beside its calls of tools, and these."""
     names = [tool["function"]["name"] for tool in call.tools]
     content, calls = find_calls(text, call.tools, tokenizer)
-    if not all(own.name in names for own in calls):  # a client cannot answer those
-        return text, ()
-    return content, with_ids(calls, prefix)
+    known = [own for own in calls if own.name in names]  # a client cannot answer others
+    return (content, with_ids(known, prefix)) if known else (text, ())
 
 
 def sampling_of(team: Team, call: Call, agent: int, prompt: int = 0) -> Sampling:
