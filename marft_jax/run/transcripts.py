@@ -14,10 +14,9 @@ from marft_jax.errors import printable
 from marft_jax.learning.chain import chains_of
 from marft_jax.learning.estimates import Estimates
 from marft_jax.learning.rows import Level
+from marft_jax.models.tokenizers.pieces import pieces
 from marft_jax.rollout.collect import Collected
 from marft_jax.types import Episode, FailedEpisode, Played, StepResult, Turn
-
-_BYTES = 4  # of a character, at most
 
 
 class Decode(Protocol):
@@ -104,29 +103,6 @@ def turn_numbers(
                 row |= {} if values_A is None else {"values": _short(values_A)}
     for e, episode in enumerate(collected.episodes):
         yield [found[e, k] for k in range(len(episode.turns))]
-
-
-def pieces(ids: Sequence[int], decode: Decode) -> list[str]:
-    """Returns the text that each token adds; a character of several tokens belongs to the last one.
-
-    Each token is decoded together with the token before it, because some tokenizers drop a space at
-    the beginning of a text; with all tokens before it where pairs do not give the whole text.
-    """
-    found = _pieces(ids, decode)
-    return found if "".join(found) == decode(ids) else _pieces(ids, decode, pairs=False)
-
-
-def _pieces(ids: Sequence[int], decode: Decode, pairs: bool = True) -> list[str]:
-    found, before, start, text = list[str](), 0, 0, ""
-    for end in range(1, len(ids) + 1):
-        longer = decode(ids[before:end])
-        if longer.endswith("\ufffd") and end - start < _BYTES and end < len(ids):
-            found.append("")  # a character that later tokens complete
-            continue
-        found.append(longer[len(text) :])
-        before, start = start if pairs else 0, end
-        text = decode(ids[before:start])
-    return found
 
 
 def _short(values: np.ndarray) -> list[float]:

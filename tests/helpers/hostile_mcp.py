@@ -24,7 +24,13 @@ def text(said):
     return {"content": [{"type": "text", "text": said}]}
 
 
-def listed():
+def listed(cursor=None):
+    if MODE == "an empty first page":
+        return {"tools": TOOLS} if cursor else {"tools": [], "nextCursor": "2"}
+    if MODE == "one tool on each page":
+        page = int(cursor or 0)
+        more = {"nextCursor": str(page + 1)} if page < 2 else {}
+        return {"tools": [{"name": f"t{page}", "inputSchema": SCHEMA}] * (page != 1)} | more
     if MODE == "dies in the start":
         sys.exit("no key")
     if MODE == "thousands of tools":
@@ -51,6 +57,8 @@ def call(number):
         answer(number, text("wrong"), error={"code": 1, "message": "both"}, jsonrpc="1.0")
     elif MODE == "a result of another kind":
         answer(number, {"content": "text"})
+    elif MODE.startswith("{"):
+        answer(number, json.loads(MODE))
     elif MODE == "slow drip":
         for _ in range(600):
             sys.stdout.write(" ")
@@ -89,7 +97,7 @@ for line in sys.stdin:
         about = {"capabilities": {"tools": {}}, "serverInfo": {"name": "a", "version": "1"}}
         answer(number, {"protocolVersion": version, **about})
     elif method == "tools/list":
-        answer(number, listed())
+        answer(number, listed((asked.get("params") or {}).get("cursor")))
     elif method == "tools/call":
         call(number)
     elif number is not None:

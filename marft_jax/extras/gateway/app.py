@@ -70,6 +70,7 @@ def make_app(
     routes = [
         Route("/v1/chat/completions", gate.complete, methods=["POST"]),
         Route("/v1/models", gate.models),
+        Route("/v1/models/{name:path}", gate.models),
         Route("/health", gate.health),
         Route("/metrics", gate.show_metrics),
         Route("/reload", gate.reload, methods=["POST"]),
@@ -146,8 +147,10 @@ class _Gate:
     async def models(self, request: Request) -> Response:
         self._check_key(request)
         own = {"object": "model", "created": 0, "owned_by": "marft_jax"}
-        data = [{"id": name} | own for name in self.team.models]
-        return JSONResponse({"object": "list", "data": data})
+        data = {name: {"id": name} | own for name in self.team.models}
+        if (name := request.path_params.get("name")) is None:
+            return JSONResponse({"object": "list", "data": [*data.values()]})
+        return JSONResponse(data[self.team.find(name)])
 
     async def health(self, request: Request) -> Response:
         alive = self.batcher.alive

@@ -16,13 +16,12 @@ import numpy as np
 from marft_jax.errors import BadInput
 from marft_jax.extras.gateway.errors import ApiError
 from marft_jax.formats import foreign
+from marft_jax.models.tokenizers.pieces import Decode, pieces
 from marft_jax.models.tokenizers.tokenizer import Message
 from marft_jax.plugins import load_extra, shown, text_of
 from marft_jax.sampling.stops import cut
 from marft_jax.setting import checked
 from marft_jax.team.profiles import SAMPLING
-
-Decode = Callable[[list[int]], str]
 
 _MOST_CHOICES = 128
 _ROLES = {name: name for name in ("system", "user", "assistant", "tool")} | {"developer": "system"}
@@ -39,6 +38,8 @@ _NEUTRAL: dict[str, Sequence[Any]] = {
 }
 """Fields that are not offered, each with its values that ask for nothing."""
 _MOST_TOKENS = ("max_completion_tokens", "max_tokens")
+_MINUS_ONE = {"top_k": 0, "seed": None} | dict.fromkeys(_MOST_TOKENS)
+"""What -1 stands for in calls for other servers."""
 
 
 def _has_name(value: Any) -> bool:
@@ -217,6 +218,7 @@ def _form(fields: Mapping[str, Any]) -> str:
 def _field(fields: Mapping[str, Any], name: str, default: Any) -> Any:
     """Reads and checks a field; null is the default."""
     value = default if fields.get(name) is None else fields[name]
+    value = _MINUS_ONE[name] if value == -1 and name in _MINUS_ONE else value
     kind = "max_new_tokens" if name in _MOST_TOKENS else name
     if kind in SAMPLING:
         try:
@@ -231,7 +233,8 @@ def _field(fields: Mapping[str, Any], name: str, default: Any) -> Any:
 
 def _sampling(fields: Mapping[str, Any]) -> dict[str, Any]:
     stop = fields.get("stop")
-    stop = (stop,) if isinstance(stop, str) else tuple(stop) if isinstance(stop, list) else stop
+    stop = [stop] if isinstance(stop, str) else stop
+    stop = tuple(text for text in stop if text != "") if isinstance(stop, list) else stop
     fields = {**fields, "stop": stop or None}
     names = [name for name in SAMPLING if name != "max_new_tokens"]
     found = {name: _field(fields, name, None) for name in names}
@@ -334,10 +337,14 @@ class Answer:
 
     def _logprobs(self, choice: Choice) -> dict[str, Any]:
         rows: list[dict[str, Any]] = []
-        for i, logprob in zip(choice.ids.tolist(), choice.logprobs.tolist(), strict=True):
-            piece = choice.decode([i])
-            own = {"token": piece, "logprob": logprob, "bytes": list(piece.encode())}
-            rows.append(own | {"top_logprobs": []})
+        found = pieces(choice.ids.tolist(), choice.decode)
+        text = "".join(found) if choice.calls else choice.text
+        before, left = max("".join(found).find(text), 0), len(text)
+        for piece, logprob in zip(found, choice.logprobs.tolist(), strict=True):
+            own = piece[before:][:left]  # the bytes of all tokens together are those of the text
+            before, left = max(before - len(piece), 0), left - len(own)
+            rows.append({"token": piece, "logprob": logprob, "bytes": list(own.encode())})
+            rows[-1]["top_logprobs"] = []
         return {"content": rows}
 
 

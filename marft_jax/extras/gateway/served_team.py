@@ -63,14 +63,18 @@ class ServedTeam:
         Raises:
             ApiError: no such model, or too long a prompt.
         """
-        if call.model not in self.models:
-            known = ", ".join(self.models)
-            what = f"model: expected one of {known}, got {call.model!r:.80}"
-            raise ApiError(404, what, "model", "model_not_found")
+        self.find(call.model)
         seed = secrets.randbelow(_SEEDS) if call.seed is None else call.seed % _SEEDS
         if call.model == TEAM:
             return await self._play(call, seed)
         return await self._ask(call, seed, self._team.names.index(call.model), watch)
+
+    def find(self, name: str) -> str:
+        """Returns the name of a model; raises ``ApiError`` if there is no such model."""
+        if name not in self.models:
+            what = f"model: expected one of {', '.join(self.models)}, got {name!r:.80}"
+            raise ApiError(404, what, "model", "model_not_found")
+        return name
 
     def text_of(self, call: Call, ids: np.ndarray) -> str:
         """Text of an agent's ids."""
@@ -150,7 +154,7 @@ def _choice(
     tokenizer: Tokenizer,
 ) -> Choice:
     ids, logprobs, why, *_ = completion
-    text = text_of(ids.tolist(), stop, tokenizer.decode)
+    text = text_of(ids.tolist(), stop, tokenizer.decode).rstrip("\ufffd")  # half a character
     text, calls = split_calls(tokenizer, call, text, secrets.token_hex(3)[:5])
     return Choice(text, ids, logprobs, why == "length", prompt, tokenizer.decode, calls=calls)
 

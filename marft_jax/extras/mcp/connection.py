@@ -10,6 +10,7 @@ import asyncio
 import atexit
 import contextlib
 import functools
+import json
 import logging
 import os
 import threading
@@ -26,6 +27,7 @@ from mcp.types import (
     CallToolRequestParams,
     CallToolResult,
 )
+from pydantic import ValidationError
 
 from marft_jax.tools import ToolError
 
@@ -64,6 +66,19 @@ _HELD = set[asyncio.Task[None]]()
 def run(work: Coroutine[Any, Any, _T]) -> _T:
     """Runs a coroutine in the loop of the connections, and waits for its result."""
     return asyncio.run_coroutine_threadsafe(work, _loop()).result()
+
+
+def _shown(part: Mapping[str, Any]) -> str:
+    """Text of a part of a result; a part without a text is shown by its kind and its address."""
+    held = part.get("resource") or part
+    about = " ".join(str(part[key]) for key in ("type", "uri") if key in part)
+    return str(held["text"]) if "text" in held else f"({about})"
+
+
+def _unknown(error: ValidationError) -> list[Any]:
+    """Parts of a refused result whose kinds the SDK does not know; it says nothing of others."""
+    faults = [(e["loc"], e["input"]) for e in error.errors() if e["type"] == "missing"]
+    return [*{at[1]: part for at, part in faults if at[0] == "content" and len(at) == 4}.values()]
 
 
 class Connection:
@@ -121,6 +136,10 @@ class Connection:
                 CallToolResult,
                 request_read_timeout_seconds=self._seconds,
             )
+        except ValidationError as error:
+            if not (unknown := _unknown(error)):
+                raise
+            return "\n".join(map(_shown, unknown))
         except Exception as error:
             if isinstance(error, MCPError) and error.code == INVALID_PARAMS:
                 raise ToolError(error.message) from None
@@ -130,7 +149,10 @@ class Connection:
                 raise
             kind = TimeoutError if error.code == REQUEST_TIMEOUT else ConnectionError
             raise kind(error.message) from None
-        text = "\n".join(getattr(part, "text", f"({part.type})") for part in result.content)
+        texts = [_shown(part.model_dump(exclude_none=True)) for part in result.content]
+        if not any(texts) and result.structured_content is not None:
+            texts = [json.dumps(result.structured_content, ensure_ascii=False)]
+        text = "\n".join(texts)
         if result.is_error:
             raise ToolError(text)
         return text

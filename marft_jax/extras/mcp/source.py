@@ -15,8 +15,10 @@ import json
 import os
 import re
 import tempfile
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager
+from dataclasses import field
+from string import Template
 from typing import IO, TYPE_CHECKING, Any, Literal, TextIO, cast
 
 from pydantic import ConfigDict
@@ -46,6 +48,7 @@ class ServerOptions(Options):
     only: tuple[str, ...] = ()  # names of the tools to offer; none: all
     per: Literal["episode", "run"] = "episode"  # what has a connection, and a server, of its own
     variables: tuple[str, ...] = ()  # of the environment, that the server gets too
+    headers: dict[str, str] = field(default_factory=dict)  # of HTTP; $NAME: of the environment
 
 
 def source(given: Mapping[str, Any], where: str) -> Source:
@@ -58,6 +61,11 @@ def source(given: Mapping[str, Any], where: str) -> Source:
     if bool(options.command) == bool(options.url):
         raise BadInput(f"{where}: expected either `command: [...]` or `url: ...`")
     try:
+        headers = {k: Template(v).substitute(os.environ) for k, v in options.headers.items()}
+    except (KeyError, ValueError) as error:
+        what = "expected $NAME of a variable of the environment ($$ is a dollar sign)"
+        raise BadInput(f"{where}: headers: {what}, got {error}") from None
+    try:
         from marft_jax.extras.mcp.connection import Connection, run
     except ImportError as error:
         what = 'the package mcp, version 2 or newer: pip install -e ".[mcp]"'
@@ -66,7 +74,7 @@ def source(given: Mapping[str, Any], where: str) -> Source:
     quiet = open(os.devnull, "w")  # noqa: SIM115 (servers write their errors to it)
 
     def connect(errors: IO[str]) -> Connection:
-        return Connection(lambda: _client(options, errors), options.seconds)
+        return Connection(lambda: _client(options, headers, errors), options.seconds)
 
     with tempfile.TemporaryFile("w+", errors="replace") as errors:
         first = connect(errors)
@@ -94,11 +102,28 @@ def source(given: Mapping[str, Any], where: str) -> Source:
     return Source(tools, open_one, keeps_state=shared is None)
 
 
-def _client(options: ServerOptions, errors: IO[str]) -> AbstractAsyncContextManager[Client]:
+@contextlib.asynccontextmanager
+async def _http(url: str, headers: dict[str, str]) -> AsyncIterator[Any]:
+    from mcp.client.streamable_http import create_mcp_http_client, streamable_http_client
+
+    async def check(answer: Any) -> None:
+        if answer.status_code in (401, 403):
+            what = f"{answer.status_code} {answer.reason_phrase}:"
+            raise PermissionError(f"{what}; expected `headers` with a key that it knows")
+
+    async with create_mcp_http_client(headers) as client:
+        client.event_hooks = {"response": [check]}
+        async with streamable_http_client(url, http_client=client) as streams:
+            yield streams
+
+
+def _client(
+    options: ServerOptions, headers: dict[str, str], errors: IO[str]
+) -> AbstractAsyncContextManager[Client]:
     from mcp import Client, StdioServerParameters, stdio_client
 
     if options.url:
-        return Client(options.url)
+        return Client(_http(options.url, headers))
     given = {name: os.environ[name] for name in options.variables if name in os.environ}
     command, *args = options.command
     server = StdioServerParameters(
@@ -114,10 +139,10 @@ async def _list(
     listed, cursor = list[Any](), None
     async with asyncio.timeout(_LIST_SECONDS):
         client = await connect()
-        while len(listed) < _MOST:
+        for _ in range(_MOST):  # pages, which may be empty
             page = await client.list_tools(cursor=cursor)
             listed, cursor = listed + page.tools, page.next_cursor
-            if not (cursor and page.tools):
+            if cursor is None or len(listed) >= _MOST:
                 break
     tools = [_tool(one, options) for one in listed[:_MOST] if _NAME.fullmatch(one.name)]
     found = {tool.name: tool for tool in tools if len(str(tool.schema)) <= _LONGEST}

@@ -7,7 +7,9 @@ import json
 import socket
 import subprocess
 import sys
+import threading
 import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -138,6 +140,139 @@ def test_a_hostile_server_costs_a_call_at_most_and_is_ended_with_its_episode(
     while connection._HELD:
         assert time.monotonic() < deadline, "a server is left"
         time.sleep(0.01)
+
+
+TEXT = {"type": "text", "text": "o"}
+CITY = {"city": "Oslo", "degrees": 7}
+NOTES = {"type": "resource", "resource": {"uri": "file:///a.md", "text": "# Notes\nbuy pears"}}
+LINK = {"type": "resource_link", "uri": "file:///plan.md", "name": "plan"}
+IMAGE = {"type": "image", "data": "AAAA", "mimeType": "image/png"}
+
+
+@pytest.mark.parametrize(
+    ("result", "verdict", "answer"),
+    [
+        ({"content": [], "structuredContent": CITY}, "ok", json.dumps(CITY)),
+        ({"content": [TEXT | {"text": ""}], "structuredContent": CITY}, "ok", json.dumps(CITY)),
+        ({"content": [], "structuredContent": {"a": "å"}}, "ok", '{"a": "å"}'),
+        ({"content": [], "structuredContent": CITY, "isError": True}, "wrong", "error: {"),
+        ({"content": [TEXT], "structuredContent": CITY}, "ok", "o"),
+        ({"content": []}, "ok", ""),
+        ({"content": [TEXT, NOTES]}, "ok", "o\n# Notes\nbuy pears"),
+        ({"content": [LINK]}, "ok", "(resource_link file:///plan.md)"),
+        ({"content": [IMAGE, TEXT]}, "ok", "(image)\no"),
+        ({"content": [{**IMAGE, "type": "audio"}]}, "ok", "(audio)"),
+        ({"content": [{"type": "resource", "resource": {"uri": "a:b", "blob": "AA"}}]}, "ok",
+         "(resource)"),
+        ({"content": [{"type": "video", "uri": "a:b"}]}, "ok", "(video a:b)"),
+        ({"content": [{"type": "markdown", "text": "*o*"}]}, "ok", "*o*"),
+        ({"content": [{"type": "map"}, {"type": "video"}]}, "ok", "(map)\n(video)"),
+        ({"content": [TEXT | {"annotations": {"priority": "odd"}}]}, "ok", "o"),
+    ],
+)  # fmt: skip
+def test_whatever_kinds_of_parts_a_result_has_the_agent_reads_what_they_are(
+    result, verdict, answer, tools
+):
+    [call] = answers(tools, hostile(json.dumps(result)), ("act", {"n": 1}))
+    assert call.verdict == verdict
+    assert call.answer == answer or verdict == "wrong" and call.answer.startswith(answer)
+
+
+@pytest.mark.parametrize(
+    ("mode", "names"),
+    [("an empty first page", ["act"]), ("one tool on each page", ["t0", "t2"])],
+)
+def test_only_a_missing_cursor_ends_a_list_of_tools(mode, names):
+    assert [tool.name for tool in hostile(mode).tools] == names
+
+
+class Locked(BaseHTTPRequestHandler):
+    """A server over HTTP that wants a key."""
+
+    status = 401
+
+    def do_POST(self):
+        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        result = {"tools": [{"name": "act", "inputSchema": {"type": "object"}}]}
+        if asked["method"] == "initialize":
+            version, about = asked["params"]["protocolVersion"], {"name": "a", "version": "1"}
+            result = {
+                "protocolVersion": version,
+                "capabilities": {"tools": {}},
+                "serverInfo": about,
+            }
+        if asked["method"] == "tools/call":
+            result = {"content": [{"type": "text", "text": "in"}]}
+        known = ("initialize", "tools/list", "tools/call")
+        body = (
+            {"result": result}
+            if asked["method"] in known
+            else {"error": {"code": -32601, "message": ""}}
+        )
+        body = json.dumps({"jsonrpc": "2.0", "id": asked.get("id")} | body).encode()
+        is_open = (
+            self.headers["Authorization"] == "Bearer sesame" and self.headers["X-Team"] == "$a"
+        )
+        self.send_response((200 if "id" in asked else 202) if is_open else self.status)
+        self.send_header("Content-Type", "application/json")
+        body = body if is_open and "id" in asked else b""
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def do_GET(self):
+        self.send_error(405)
+
+    do_DELETE = do_GET
+
+    def log_message(self, *args):
+        pass
+
+
+@pytest.fixture(scope="module")
+def locked():
+    with ThreadingHTTPServer(("127.0.0.1", 0), Locked) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}/mcp"
+        server.shutdown()
+
+
+@pytest.mark.parametrize("value", ["Bearer sesame", "Bearer $MARFT_SESAME", "${MARFT_WHOLE}"])
+def test_a_server_gets_the_headers_that_it_wants_and_nothing_shows_them(
+    value, locked, tools, monkeypatch, caplog
+):
+    monkeypatch.setenv("MARFT_SESAME", "sesame")
+    monkeypatch.setenv("MARFT_WHOLE", "Bearer sesame")
+    box = box_of(url=locked, headers={"Authorization": value, "X-Team": "$$a"})
+    [call] = answers(tools, box, ("act", {}))
+    assert (call.answer, call.verdict) == ("in", "ok")
+    assert "sesame" not in f"{box} {call} {caplog.text}" or value == "Bearer sesame"
+
+
+@pytest.mark.parametrize(
+    ("headers", "status", "message"),
+    [
+        ({}, 401, "cannot be reached: .*401 Unauthorized.*headers"),
+        ({}, 403, "cannot be reached: .*403 Forbidden.*headers"),
+        ({"Authorization": "Bearer $MARFT_OTHER"}, 401, "401 Unauthorized"),
+        (
+            {"Authorization": "Bearer $MARFT_MISSING"},
+            401,
+            r"headers: expected \$NAME.*MARFT_MISSING",
+        ),
+        ({"Authorization": "Bearer $"}, 401, r"headers: expected \$NAME"),
+        ({"Authorization": 3}, 401, "headers"),
+        ("Bearer", 401, "headers"),
+    ],
+)
+def test_a_server_that_wants_another_key_is_named_and_no_key_is(
+    headers, status, message, locked, monkeypatch
+):
+    monkeypatch.setenv("MARFT_OTHER", "open-barley")
+    monkeypatch.setattr(Locked, "status", status)
+    with pytest.raises(BadInput, match=message) as refused:
+        box_of(url=locked, headers=headers)
+    assert "\n" not in str(refused.value) and "barley" not in str(refused.value)
 
 
 @pytest.mark.parametrize(
