@@ -20,7 +20,7 @@ from marft_jax import cli
 from marft_jax.envs.base import Task, make
 from marft_jax.envs.check import AGENTS, check
 from marft_jax.envs.datasets.load import Rows, sift
-from marft_jax.errors import BadInput, one_line
+from marft_jax.errors import BadInput, one_line, printable
 from marft_jax.models.weights.sources import load_tokenizer
 
 _SHOWN, _FAULTS, _LONGEST = 3, 5, 2000
@@ -50,8 +50,10 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
         create = make(env, "train").create
         problems, remarks = check(create, own.episodes, own.steps, own.seconds, own.agents)
     faults = (f"wrong: {one_line(problem, _LONGEST)}" for problem in problems)
-    print(*remarks, *faults, sep="\n")
-    print(f"{rest[0]}: " + (f"{len(problems)} things are wrong" if problems else "sound"))
+    print(*map(printable, remarks), *faults, sep="\n")
+    print(
+        f"{printable(rest[0])}: " + (f"{len(problems)} things are wrong" if problems else "sound")
+    )
     sys.exit(1 if problems else 0)
 
 
@@ -65,7 +67,7 @@ def _show(sources: Sequence[str], base: str, flags: Sequence[str]) -> None:
         raise BadInput(str(error).replace("--model.base", "--base")) from error
     for source in sources:
         for line in preview(source, env, base, lambda text: len(tokenizer.encode(text))):
-            print(line)
+            print(printable(line))
 
 
 def preview(source: str, env: Rows, base: str, length: Callable[[str], int]) -> Iterator[str]:

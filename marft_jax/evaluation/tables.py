@@ -7,7 +7,9 @@ from collections.abc import Sequence
 
 from rich import box
 from rich.table import Column, Table
+from rich.text import Text
 
+from marft_jax.errors import printable
 from marft_jax.evaluation.scores import Scores
 
 _NAME = 14  # columns of a name, with the space beside it
@@ -43,7 +45,7 @@ def folding(names: Sequence[str], figures: Sequence[str], rows: Sequence[Sequenc
         shown.add_column(heading, no_wrap=True, min_width=longest)
         least += longest + 3
     for row in rows:
-        shown.add_row(*row)
+        shown.add_row(*(Text(printable(cell)) for cell in row))
     if least > shutil.get_terminal_size().columns:  # else rich leaves nothing for the names
         shown.width = least
     return shown

@@ -15,6 +15,18 @@ _LARGEST = 1 << 19
 """Bytes of a file. Settings and teams are far smaller, and parsing YAML is slow."""
 
 
+def read_text(file: str, setting: str) -> str:
+    """Reads a text file, see ``read``."""
+    try:
+        with Path(file).open("rb") as stream:
+            raw = stream.read(_LARGEST + 1)
+        if len(raw) > _LARGEST:
+            raise ValueError(f"expected at most {_LARGEST >> 10} KiB, got more")
+        return raw.decode("utf-8-sig")
+    except (OSError, ValueError) as error:  # ValueError: a path with a NUL
+        raise BadInput(f"{setting} {file}: cannot be read ({reason(error)})") from error
+
+
 def read(file: str, setting: str) -> Any:
     """Reads a file whose name ends in ``.json`` as JSON, any other as YAML.
 
@@ -27,17 +39,9 @@ def read(file: str, setting: str) -> Any:
     Raises:
         BadInput: the file cannot be read, or is not valid JSON or YAML.
     """
-    where = f"{setting} {file}"
-    try:
-        with Path(file).open("rb") as stream:
-            raw = stream.read(_LARGEST + 1)
-    except (OSError, ValueError) as error:  # ValueError: a path with a NUL
-        raise BadInput(f"{where}: cannot be read ({reason(error)})") from error
-    if len(raw) > _LARGEST:
-        raise BadInput(f"{where}: expected at most {_LARGEST >> 10} KiB, got more")
+    where, text = f"{setting} {file}", read_text(file, setting)
     kind = "JSON" if file.endswith(".json") else "YAML"
     try:
-        text = raw.decode("utf-8-sig")
         if kind == "JSON":
             return json.loads(text, object_pairs_hook=distinct)
         return yaml.load(text, _Loader)

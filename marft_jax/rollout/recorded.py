@@ -27,7 +27,7 @@ from pydantic import TypeAdapter, ValidationError
 from marft_jax import config
 from marft_jax.envs.base import Env
 from marft_jax.errors import BadInput, described, reason
-from marft_jax.formats import jsonlines
+from marft_jax.formats import foreign, jsonlines
 from marft_jax.models.tokenizers.tokenizer import Tokenizer
 from marft_jax.plugins import number_of, shown, text_of
 from marft_jax.rollout.rollout import Rollout
@@ -87,7 +87,7 @@ def read(file: str) -> Iterator[Demonstration | str]:
         BadInput: the file cannot be read.
     """
     try:
-        with Path(file).open("rb") as lines:
+        with foreign.open_regular(Path(file)) as lines:
             for number, line in enumerate(lines, 1):
                 if line.strip():
                     yield _parsed(line, f"{file}:{number}")

@@ -16,7 +16,7 @@ from rich.console import Console
 from marft_jax import cli
 from marft_jax import config as config_lib
 from marft_jax.envs.threads import DaemonThreads
-from marft_jax.errors import BadInput, reason
+from marft_jax.errors import BadInput, printable, reason
 from marft_jax.evaluation import tables
 from marft_jax.evaluation.benchmarks import BenchmarkPlan, plans
 from marft_jax.evaluation.scores import Record, Scores, score
@@ -92,7 +92,7 @@ def evaluate_team(
         stop.expect("stopping: saved answers stay, the same command goes on from there")
         stop.protect(lambda: None)  # they are on the disk
         who = f"{run}, step {at_step}" if run else f"{config.model.base} without adapters"
-        console.print(f"{' -> '.join(session.team.names)}: {who}")
+        console.print(printable(f"{' -> '.join(session.team.names)}: {who}"))
         threads, zeros = DaemonThreads(), jax.tree.map(jnp.zeros_like, adapters)
         for (plan, source), variant in product(pairs, variants):
             own = adapters if variant.trained else zeros
@@ -102,7 +102,7 @@ def evaluate_team(
             found = score(_played(answers, plan.name, threads, console))
             scores[plan.name, variant.name] = found
             which = f", {variant.name}" if compare else ""
-            console.print(f"{plan.name}{which}: {found}\nresponses: {file}")
+            console.print(printable(f"{plan.name}{which}: {found}\nresponses: {file}"))
     _write_summary(folder / "summary.json", scores)
     console.print(tables.benchmarks(scores), tables.agents(scores))
     return scores
@@ -111,7 +111,7 @@ def evaluate_team(
 def _played(answers: Answers, name: str, threads: Executor, console: Console) -> list[Record]:
     """Plays what is not answered yet, and shows how far it is."""
     kept = f", {len(answers.found)} of {answers.total} were already answered"
-    console.print(f"{name}: {answers.tasks} tasks{kept if answers.found else ''}")
+    console.print(printable(f"{name}: {answers.tasks} tasks{kept if answers.found else ''}"))
     with Progress(f"playing {name}", console) as progress:
 
         def report(count: int) -> None:

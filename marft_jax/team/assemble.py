@@ -73,9 +73,9 @@ def make_team(
         teachers=blueprint.teachers,
         tools=_tools(profiles, settings.context == "shared" or workflow == "program"),
     )
-    for profile in profiles:
+    for profile, tokenizer in zip(profiles, team.tokenizers, strict=True):
         if profile.format is not None:
-            _check_format(profile)
+            _check_format(profile, tokenizer)
     for tokenizer, box in zip(team.tokenizers, team.tools, strict=False):
         if box.sources:
             check_form(tokenizer)
@@ -125,14 +125,14 @@ _PARTS: dict[str, Callable[[Team, Blueprint], dict[str, Any]]] = {
 """Checks of workflows with further keys; each returns fields of the team."""
 
 
-def _check_format(profile: Profile) -> None:
+def _check_format(profile: Profile, tokenizer: Tokenizer) -> None:
     """Checks the JSON schema that an agent's texts follow."""
     where = f"{_SOURCE}: agent {profile.name!r}: format"
     if profile.tools:
         raise BadInput(
             f"{where}: expected no tools, whose calls do not follow it; drop one of them"
         )
-    load_extra("form.check")(profile.form, where)
+    load_extra("form.check")(profile.form, where, tokenizer)
 
 
 def _tools(profiles: tuple[Profile, ...], refused: bool) -> tuple[Toolbox, ...]:

@@ -38,7 +38,7 @@ from marft_jax.envs.base import OneOf, QuestionSettings, Split, Task, held_out
 from marft_jax.envs.datasets.rows import SUFFIXES, LeftOut, rows_of, spelled
 from marft_jax.envs.grading.extract import boxed_answer
 from marft_jax.envs.grading.normalize import number, split
-from marft_jax.errors import BadInput
+from marft_jax.errors import BadInput, printable
 from marft_jax.plugins import shown
 from marft_jax.setting import Count, Fraction, Positive, setting
 
@@ -140,7 +140,7 @@ def load(source: str, env: Rows | None = None) -> list[Task]:
     reasons = [f"{len(bad)} of {rows} rows; the first: {bad[0]}"] if bad else []
     reasons += [f"{n} of {rows} tasks: {why}" for why, n in Counter(left_out).items()]
     for reason in reasons:
-        print(f"marft_jax: {source}: left out {reason}", file=sys.stderr)
+        print(printable(f"marft_jax: {source}: left out {reason}"), file=sys.stderr)
     if not tasks:
         what = f" that fits {' and '.join(env.filters)}" if rows and env.filters else ""
         raise BadInput(f"{source}: expected at least one row{what}, got none")

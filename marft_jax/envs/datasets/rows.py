@@ -41,7 +41,7 @@ def rows_of(source: str) -> Iterator[tuple[str, Any]]:
         return
     path = Path(source).expanduser()
     if path.suffix in SUFFIXES or path.exists():
-        if path.suffix not in SUFFIXES or path.is_dir():
+        if path.suffix not in SUFFIXES or path.exists() and not path.is_file():
             raise BadInput(f"{source}: expected a file {', '.join(SUFFIXES)}, or a hub id")
         readers = {".json": _json, ".jsonl": _jsonl, ".parquet": _parquet, ".csv": _csv}
         with readable(source, "file of rows"):

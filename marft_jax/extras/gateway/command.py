@@ -23,6 +23,7 @@ from marft_jax.config import Config
 from marft_jax.envs.base import EnvSource
 from marft_jax.envs.threads import DaemonThreads
 from marft_jax.errors import BadInput, reason
+from marft_jax.formats import documents
 from marft_jax.formats.hosts import name_of
 from marft_jax.random_keys import Stream
 from marft_jax.run.setup import Session, make_rollout, open_session, restore_state
@@ -130,10 +131,7 @@ def _listen(host: str, port: int) -> socket.socket:
 def _read_keys(file: str | None) -> list[str]:
     if file is None:
         return []
-    try:
-        lines = Path(file).read_text("utf-8-sig").splitlines()
-    except (OSError, ValueError) as error:
-        raise BadInput(f"--api_key_file {file}: {reason(error)}") from error
+    lines = documents.read_text(file, "--api_key_file").splitlines()
     keys = [line.strip() for line in lines if line.strip()]
     if not keys:
         raise BadInput(f"--api_key_file {file}: expected keys, one per line, found none")

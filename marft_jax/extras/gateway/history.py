@@ -58,16 +58,17 @@ def form_of(team: Team, agent: int, call: Call) -> str:
     Raises:
         ApiError: a tool's name or the schema of its arguments cannot be a constraint.
     """
-    schema = call.form or team.profiles[agent].form
-    if not (call.required or schema and call.tools):
-        return schema
-    ways: list[Any] = [] if call.required else [[json.loads(schema)]]
+    form, tokenizer = call.form or team.profiles[agent].form, team.tokenizers[agent]
     named = {tool["function"]["name"]: tool for tool in call.tools}
     try:
-        for name in call.required or named:
-            ways.append(form_of_call(named[name], team.tokenizers[agent]))
-            load_extra("form.check")(json.dumps(ways[-1][1]), f"tools: {name}: parameters")
-        load_extra("form.check")(form := json.dumps(ways), "tools")
+        if call.required or form and named:
+            ways: list[Any] = [] if call.required else [[json.loads(form)]]
+            for name in call.required or named:
+                ways.append(form_of_call(named[name], tokenizer))
+                load_extra("form.check")(json.dumps(ways[-1][1]), f"tools: {name}: parameters")
+            form = json.dumps(ways)
+        if form:
+            load_extra("form.check")(form, "tools", tokenizer)
     except BadInput as error:
         raise ApiError(400, str(error), "tools") from None
     return form

@@ -233,8 +233,7 @@ def _field(fields: Mapping[str, Any], name: str, default: Any) -> Any:
 
 def _sampling(fields: Mapping[str, Any]) -> dict[str, Any]:
     stop = fields.get("stop")
-    stop = [stop] if isinstance(stop, str) else stop
-    stop = tuple(text for text in stop if text != "") if isinstance(stop, list) else stop
+    stop = (stop,) if isinstance(stop, str) else tuple(stop) if isinstance(stop, list) else stop
     fields = {**fields, "stop": stop or None}
     names = [name for name in SAMPLING if name != "max_new_tokens"]
     found = {name: _field(fields, name, None) for name in names}

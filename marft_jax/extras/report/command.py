@@ -59,7 +59,7 @@ def overview(runs: Sequence[RunRecord]) -> Table:
         best = "" if one.best is None else f"{one.best[1]:.3f} at {one.best[0]}"
         reward = "" if one.reward is None else f"{one.reward:.3f}"
         state = one.state.removeprefix("step ") + (f", {one.ended}" if one.ended else "")
-        rows.append([printable(one.run.name), state, reward, best, one.written])
+        rows.append([one.run.name, state, reward, best, one.written])
     return folding(["run"], ["step", "reward", "best", "last line"], rows)
 
 

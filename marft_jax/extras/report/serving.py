@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import hashlib
 import json
+import socket
 import sys
 import threading
 from collections.abc import Sequence
@@ -18,6 +20,8 @@ from marft_jax.extras.report.card import card
 from marft_jax.extras.report.page import render
 from marft_jax.extras.report.reading import changes, read_runs, span_of
 from marft_jax.formats import hosts
+
+_MOST = 64  # connections at once, each with a thread
 
 
 def serve(folders: Sequence[Path], port: int) -> None:
@@ -42,6 +46,16 @@ def open_server(folders: Sequence[Path], port: int) -> ThreadingHTTPServer:
 
 
 class _Server(ThreadingHTTPServer):
+    _last = collections.deque[socket.socket]()
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Answers in a thread. A connection ends when ``_MOST`` others have come after it."""
+        self._last.append(request)
+        if len(self._last) > _MOST:
+            with contextlib.suppress(OSError):  # it has ended
+                self._last.popleft().shutdown(socket.SHUT_RDWR)
+        super().process_request(request, client_address)
+
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Stays silent when a client disconnects."""
         if not isinstance(sys.exception(), ConnectionError | TimeoutError):
@@ -77,7 +91,7 @@ class _Followed:
 
 def _handler(followed: _Followed) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
-        timeout = 60.0  # seconds
+        timeout = 20.0  # seconds
 
         def do_GET(self) -> None:
             at = urlsplit(self.path)

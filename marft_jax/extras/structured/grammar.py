@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import importlib.util
 import json
 import re
 from collections.abc import Iterator, Sequence
@@ -12,23 +11,32 @@ from typing import Any
 import numpy as np
 
 from marft_jax.engine.constraints import Constraint
-from marft_jax.errors import BadInput, one_line
+from marft_jax.errors import BadInput, described, one_line
+from marft_jax.formats.foreign import readable
 from marft_jax.models.tokenizers.tokenizer import Tokenizer
 
 
-def check(form: str, where: str) -> None:
+def check(form: str, where: str, tokenizer: Tokenizer | None = None) -> None:
     """Checks that a form can be compiled.
 
     Args:
         form: as ``sampling.Request`` has it.
         where: where it stands, for messages.
+        tokenizer: of the model that writes texts of the form.
 
     Raises:
-        BadInput: it cannot, or llguidance is not installed.
+        BadInput: it cannot, or llguidance is missing or does not know the tokenizer.
     """
-    if importlib.util.find_spec("llguidance") is None:
-        raise BadInput(f'{where}: needs llguidance: pip install -e ".[structured]"')
-    if fault := _fault(form):
+    try:
+        fault = _fault(form)
+    except (ImportError, AttributeError, TypeError) as error:
+        what = f'llguidance 1.9 or newer: pip install -U -e ".[structured]" ({described(error)})'
+        raise BadInput(f"{where}: needs {what}") from error
+    if tokenizer is not None:
+        kind = "tokenizer for llguidance; take another base, or no schema"
+        with readable(f"{where}: that of the model", kind):
+            _tokens(tokenizer, tokenizer.vocab_size)
+    if fault:
         raise BadInput(f"{where}: expected a JSON schema that can be compiled: {one_line(fault)}")
 
 

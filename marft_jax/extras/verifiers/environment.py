@@ -21,7 +21,7 @@ from typing import Any
 
 from marft_jax.config import EnvSettings
 from marft_jax.envs.base import EnvSource, Split, held_out
-from marft_jax.errors import BadInput, reason
+from marft_jax.errors import BadInput, described, reason
 from marft_jax.plugins import load_extra
 from marft_jax.setting import Count, Fraction
 from marft_jax.types import StepResult
@@ -57,6 +57,11 @@ def source(env: Settings, split: Split) -> EnvSource:
     """
     if importlib.util.find_spec("verifiers") is None:
         raise BadInput('--env.name verifiers: needs that package: pip install -e ".[verifiers]"')
+    try:
+        _module("utils.loaders"), _module("clients"), _module("configs.agent")
+    except Exception as error:  # its own packages may be of other versions than it wants
+        what = 'verifiers 0.4 or newer: pip install -U -e ".[verifiers]", without [programs]'
+        raise BadInput(f"--env.name verifiers: expected {what} ({described(error)})") from error
     played = _Played(env, split)
     inner: EnvSource = load_extra("program.source")(played.play, "train", len(played.seats) > 1)
 

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from marft_jax.errors import BadInput, reason
+from marft_jax.errors import BadInput, printable, reason
 from marft_jax.formats.foreign import read_settings, readable
 from marft_jax.models.tokenizers import thinking
 
@@ -74,7 +74,10 @@ class Tokenizer:
         if not tokenizer.chat_template:
             tokenizer.chat_template = FALLBACK_TEMPLATE
             plain = "`System: ...`, `User: ...` and `Assistant: ...`, a line each"
-            print(f"marft_jax: {source}: has no chat template; uses {plain}", file=sys.stderr)
+            print(
+                f"marft_jax: {printable(source)}: has no chat template; uses {plain}",
+                file=sys.stderr,
+            )
         self.vocab_size: int = len(tokenizer)
         added: Mapping[int, Any] = tokenizer.added_tokens_decoder
         special = {i: str(token) for i, token in added.items() if token.special}

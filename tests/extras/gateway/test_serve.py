@@ -26,7 +26,9 @@ from marft_jax.engine.engine import Engine
 from marft_jax.extras.gateway import command as serve
 from marft_jax.extras.gateway import protocol
 from marft_jax.extras.gateway.app import Metrics
+from marft_jax.extras.gateway.errors import ApiError
 from marft_jax.extras.gateway.http import Limits, make_server
+from marft_jax.models.tokenizers.tokenizer import ByteTokenizer
 from marft_jax.run.directory import write_settings
 from marft_jax.run.loaded_team import LoadedTeam
 from marft_jax.run.saving import open_checkpoints
@@ -312,6 +314,10 @@ def test_models_health_and_metrics(client):
         "planner",
         "solver",
     ]
+    assert client.get("/v1/models/solver").json() == client.get("/v1/models").json()["data"][2]
+    for unknown in ("nobody", "solver/x", "Solver", "a%20b", "sol%2Fver"):
+        reply = client.get(f"/v1/models/{unknown}")
+        assert (reply.status_code, reply.json()["error"]["code"]) == (404, "model_not_found")
     assert client.get("/health").json() == {"status": "ok"}
     used = answer(client)["usage"]
     counts = [
@@ -467,6 +473,84 @@ def test_what_asks_for_nothing_and_what_nobody_knows_is_ignored(guarded):
     plain = text_of(answer(guarded))
     assert text_of(answer(guarded, user="me", store=True, unknown={"a": 1}, **neutral)) == plain
     assert text_of(answer(guarded, stop=None, seed=None, temperature=None)) == plain
+    whole = dict(top_k=-1, seed=-1, max_tokens=-1, n=None, stop=[], min_p=0, top_p=1.0)
+    whole |= dict(presence_penalty=0.0, max_completion_tokens=-1)
+    assert text_of(answer(guarded, **whole)) == plain
+
+
+@pytest.mark.parametrize(
+    ("given", "sampling"),
+    [
+        ({"top_k": -1}, {"top_k": 0}),
+        ({"top_k": None, "top_p": None, "min_p": None, "temperature": None}, {}),
+        ({"max_tokens": -1}, {}),
+        ({"max_tokens": None, "max_completion_tokens": 5}, {"max_new_tokens": 5}),
+        ({"max_tokens": 7, "max_completion_tokens": -1}, {"max_new_tokens": 7}),
+        ({"stop": None}, {}),
+        ({"stop": []}, {}),
+        ({"logit_bias": None, "n": None, "stream": None, "logprobs": None, "seed": -1}, {}),
+        ({"frequency_penalty": 0.0, "presence_penalty": None, "top_logprobs": None}, {}),
+        ({"tools": None, "tool_choice": None, "response_format": None, "functions": None}, {}),
+    ],
+)
+def test_values_that_other_servers_take_for_the_default_are_the_default(given, sampling):
+    body = body_of(**{"max_tokens": None, **given})
+    read = protocol.read_call(json.dumps(body).encode())
+    assert (read.sampling, read.seed, read.n, read.stream) == (sampling, None, 1, False)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"top_k": -2}, {"top_k": 1.5}, {"top_k": "all"}, {"top_k": True}, {"top_p": -1},
+        {"temperature": -1}, {"min_p": -1}, {"n": -1}, {"max_tokens": -2}, {"max_tokens": 0},
+        {"seed": -1.5}, {"seed": "-1"}, {"stop": [None]}, {"presence_penalty": -1},
+        {"top_logprobs": -1}, {"logit_bias": {"1": 1}},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_other_values_out_of_range_are_refused(given):
+    with pytest.raises(ApiError, match=next(iter(given))) as error:
+        protocol.read_call(json.dumps(body_of(**given)).encode())
+    assert error.value.status == 400
+
+
+@pytest.mark.parametrize(
+    ("written", "text"),
+    [
+        ("aé€😀b".encode(), "aé€😀b"),
+        ("é".encode(), "é"),
+        (b" \n a ", "a"),
+        (b"a\xe2\x82", "a"),  # cut off in a character
+        (b"a\xe2b", "a\ufffdb"),
+        ("a€, b".encode(), "a€"),  # a stop text
+        (b"", ""),
+    ],
+)
+def test_the_bytes_of_the_log_probs_are_those_of_the_text(written, text):
+    ids = np.array([*written, ByteTokenizer.END])
+    choice = protocol.Choice(text, ids, ids * -0.5, False, ids, ByteTokenizer().decode)
+    asked = protocol.Call("solver", (), logprobs=True)
+    [body] = protocol.Answer(asked).whole([choice])["choices"]
+    rows = body["logprobs"]["content"]
+    assert bytes(b for row in rows for b in row["bytes"]).decode() == text
+    assert [row["logprob"] for row in rows] == (ids * -0.5).tolist()
+
+
+def test_a_stream_has_whole_characters_alone(client, monkeypatch):
+    written = [*" é€😀 ä".encode(), 0xE2, 0x82]
+
+    def decode(self, ids, special=False):
+        return bytes(written[: len(ids)]).decode(errors="replace")
+
+    monkeypatch.setattr(ByteTokenizer, "decode", decode)
+    fields = dict(max_tokens=len(written), temperature=5.0, seed=1, logprobs=True)
+    chunks = events(call(client, **fields, stream=True))
+    texts = [chunk["choices"][0]["delta"]["content"] for chunk in chunks]
+    whole = answer(client, **fields)
+    used = whole["usage"]["completion_tokens"]
+    shown = bytes(written[:used]).decode(errors="ignore").strip()
+    assert "".join(texts) == shown == text_of(whole) and "\ufffd" not in "".join(texts)
 
 
 HEADS = {
@@ -680,6 +764,8 @@ def test_the_command_serves_until_a_signal_and_ends_what_is_begun(run, tmp_path)
         (["--host", "203.0.113.1"], "--host 203.0.113.1"),
         (["--api_key_file", "nowhere"], "--api_key_file nowhere"),
         (["--api_key_file", os.devnull], "expected keys"),
+        (["--api_key_file", "/dev/zero"], "--api_key_file /dev/zero: cannot be read (expected at"),
+        (["--api_key_file", "/"], "--api_key_file /: cannot be read (Is a directory)"),
         (["--port", "many"], "--port"),
         (["--allow_host", "http://a.example/"], "--allow_host: expected the name of a host"),
         (["--allow_host", "a.example,,b.example"], "--allow_host: expected the name of a host"),
