@@ -61,6 +61,10 @@ class FunctionTest(NamedTuple):
     expected: Any
 
 
+class WrappedTest(FunctionTest):
+    """Call whose row has a list of one item: it wraps the result, or is the result itself."""
+
+
 class Suite(NamedTuple):
     """Tests of a program.
 
@@ -218,9 +222,10 @@ def _case(item: Row, name: str | None) -> ScriptTest | FunctionTest:
         return FunctionTest(
             name, arguments, json.loads(wanted) if isinstance(wanted, str) else wanted
         )
+    arguments = given if isinstance(given, (list, Mapping)) else [given]
     if isinstance(wanted, list) and len(wanted) == 1:  # TACO and APPS wrap the value in a list
-        wanted = wanted[0]
-    return FunctionTest(name, given if isinstance(given, (list, Mapping)) else [given], wanted)
+        return WrappedTest(name, arguments, wanted[0])
+    return FunctionTest(name, arguments, wanted)
 
 
 def _text(value: Any) -> str:

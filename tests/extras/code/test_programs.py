@@ -458,6 +458,106 @@ def test_an_object_in_a_list_is_one_argument(sandbox):
     assert Grader(sandbox, Settings()).grade(fenced(program), suite).score == 1.0
 
 
+GUARDED = [
+    'if __name__ == "__main__":\n    print(f(int(input())))',
+    "if __name__=='__main__':\n    print(f(int(input())))",
+    "if '__main__' == __name__:\n    raise SystemExit(3)",
+    "def main():\n    f(int(input()))\n\n\nif __name__ in ('__main__',): main()",
+    "import asyncio\nasync def main(): f(input())\nif __name__ == '__main__': asyncio.run(main())",
+    "import sys\nif __name__ == '__main__':\n    sys.exit(f(int(sys.stdin.readline())))",
+    "print(f(int(input())))",
+    "import sys\nprint(f(int(sys.stdin.read().split()[0])))",
+    "import sys\nsys.exit(0)",
+    "exit()",
+    "import os\nn = int(os.read(0, 9))",
+]
+
+
+@pytest.mark.parametrize("end", GUARDED)
+@pytest.mark.parametrize(
+    "begin",
+    [
+        "def f(x): return x + 1",
+        "class Solution:\n    def f(self, x): return x + 1\nf = Solution().f",
+        "from dataclasses import *\n@dataclass\nclass P:\n    x: int\ndef f(x): return P(x).x + 1",
+    ],
+)
+def test_a_function_is_tested_without_the_script_below_it(sandbox, begin, end):
+    calls = as_task({"problem": "p", "tests": {"fn_name": "f", "inputs": [[2]], "outputs": [3]}})
+    statements = Suite((), ("assert f(2) == 3",), "", ("f",))
+    for tests in (calls.answer, statements):
+        assert Grader(sandbox, Settings()).grade(fenced(f"{begin}\n\n{end}"), tests).score == 1.0
+        wrong = begin.replace("x + 1", "x + 2")
+        assert Grader(sandbox, Settings()).grade(fenced(f"{wrong}\n\n{end}"), tests).score == 0.0
+
+
+def test_a_script_runs_its_guard_and_a_program_without_the_function_fails(sandbox):
+    guarded = f"def f(x): return x + 1\n\n{GUARDED[0]}"
+    grader = Grader(sandbox, Settings())
+    assert grader.grade(fenced(guarded), Suite((ScriptTest("2", "3"),))).score == 1.0
+    grade = grader.grade(fenced("x = 1 / 0"), Suite((FunctionTest("f", [2], 3),)))
+    assert grade.score == 0.0 and "ZeroDivisionError" in grade.feedback
+    grade = grader.grade(fenced("def g(x): return 3"), Suite((FunctionTest("f", [2], 3),)))
+    assert grade.score == 0.0
+
+
+@pytest.mark.parametrize(
+    "argument, program",
+    [
+        ({"1": 2, "3": 4}, "def f(d): return d[1] + d[3]"),
+        ({"1": 2, "3": 4}, "def f(d): return d['1'] + d['3']"),
+        ({"a": 2, "b": 4}, "def f(d): return d['a'] + d['b']"),
+        ({"-1": 2, "0": 4}, "def f(d): return d[-1] + d[0]"),
+        ({"0.5": 2, "1.5": 4}, "def f(d): return d[0.5] + d[1.5]"),
+        ({"true": 2, "false": 4}, "def f(d): return d[True] + d[False]"),
+        ({"a": {"1": 6}}, "def f(d): return d['a'][1]"),
+        ([{"1": 6}], "def f(d): return d[0][1]"),
+        ({"2": [{"7": 6}]}, "def f(d): return d[2][0][7]"),
+        ({"a": 2, "1": 4}, "def f(d): return d['a'] + d['1']"),
+        ({"": 6}, "def f(d): return d['']"),
+    ],
+)
+def test_keys_that_json_made_texts_are_numbers_again(sandbox, argument, program):
+    for given in ([argument], {"d": argument}):
+        tests = {"fn_name": "f", "inputs": [given], "outputs": [6]}
+        suite = as_task({"problem": "p", "tests": tests}).answer
+        assert Grader(sandbox, Settings()).grade(fenced(program), suite).score == 1.0
+        wrong = program.replace("return ", "return 1 + ")
+        assert Grader(sandbox, Settings()).grade(fenced(wrong), suite).score == 0.0
+
+
+@pytest.mark.parametrize(
+    "output, returned, score",
+    [
+        ({"1": 2}, "{1: 2}", 1),
+        ([{"1": 2}], "{1: 2}", 1),
+        ({"1": {"2": 3}}, "{1: {2: 3}}", 1),
+        ({"a": 2}, "{'a': 2}", 1),
+        ({"1": 2}, "{2: 1}", 0),
+        ([[5]], "[5]", 1),
+        ([5], "[5]", 1),
+        ([5], "5", 1),
+        ([5], "[6]", 0),
+        ([5], "[[5]]", 0),
+        ([[5, 6]], "(5, 6)", 1),
+        ([5, 6], "(5, 6)", 1),
+        ([5, 6], "5", 0),
+        ([["a", "b"]], "['a', 'b']", 1),
+        ([True], "True", 1),
+        ([True], "1", 0),
+        ([None], "None", 1),
+        ([""], "''", 1),
+        ([[]], "[]", 1),
+        ([-0.5], "-0.5", 1),
+    ],
+)
+def test_results_of_calls_as_apps_and_taco_write_them(sandbox, output, returned, score):
+    tests = {"fn_name": "f", "inputs": [[1]], "outputs": [output]}
+    suite = as_task({"problem": "p", "tests": json.dumps(tests)}).answer
+    program = f"def f(x): return {returned}"
+    assert Grader(sandbox, Settings()).grade(fenced(program), suite).score == score
+
+
 def test_mbpp_rows_run_every_assertion_as_a_test(sandbox):
     row = {
         "text": "Write a function to find the length of a chain.",

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 from marft_jax.envs.workers import Unusable, Worker, Workers
+from marft_jax.extras.code.sandbox.guest import values
 from marft_jax.extras.code.sandbox.guest.filter import unsupported
 from marft_jax.extras.code.sandbox.jail import ENVIRONMENT, Limits, bare, jail
 
@@ -87,7 +88,8 @@ class Sandbox:
         value as JSON.
         """
         with self._runners.borrow() as worker:
-            self._begin(worker, seconds, "call", program, name=name, arguments=arguments)
+            given = values.dump(arguments)
+            self._begin(worker, seconds, "call", program, name=name, arguments=given)
             outcome, sent = _end(worker, seconds)
         return outcome._replace(output=sent.partition("\n")[0])
 

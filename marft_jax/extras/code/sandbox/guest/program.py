@@ -31,8 +31,8 @@ _LONGEST = 8 << 20  # longest line, in characters
 
 def call(request: dict[str, Any]) -> None:
     """Calls a function of the program, or a method of its Solution; sends the result as JSON."""
-    module = _execute(request["program"])
-    function, given = _function(module, request["name"]), request["arguments"]
+    module = _imported(request["program"])
+    function, given = _function(module, request["name"]), values.load(request["arguments"])
     result = function(**given) if isinstance(given, dict) else function(*given)
     os.write(_LINES, json.dumps(result, default=values.as_json).encode() + b"\n")
 
@@ -44,7 +44,7 @@ def _function(module: types.ModuleType, name: str) -> Any:
 
 def serve(request: dict[str, Any]) -> None:
     """Answers calls of the program's functions that arrive as lines, until the other side ends."""
-    module = _execute(request["program"])
+    module = _imported(request["program"])
     with contextlib.suppress(OSError), _lines() as line:
         for question in line:
             line.write(json.dumps(_answer(module, question)) + "\n")
@@ -131,8 +131,12 @@ def _lines() -> Any:
     return socket.socket(fileno=os.dup(_LINES)).makefile("rw", encoding="utf-8")
 
 
-_MODES = {"run": lambda request: _execute(request["program"]), "call": call, "serve": serve,
-          "judge": judge}  # fmt: skip
+def run(request: dict[str, Any]) -> None:
+    """Runs the program as a script."""
+    _execute(request["program"], types.ModuleType("__main__"))
+
+
+_MODES = {"run": run, "call": call, "serve": serve, "judge": judge}
 
 
 def play(request: dict[str, Any]) -> NoReturn:
@@ -166,7 +170,8 @@ def _finish() -> None:
     sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__
     for name in ("last_type", "last_value", "last_traceback", "last_exc"):
         sys.__dict__.pop(name, None)
-    sys.modules.pop("__main__", None)
+    for name in ("__main__", "program"):
+        sys.modules.pop(name, None)
     gc.collect()
     _flush(strict=False)
 
@@ -193,7 +198,21 @@ def _status_of(error: BaseException) -> int:
     return 1
 
 
-def _execute(sources: Sequence[str]) -> types.ModuleType:
+def _imported(sources: Sequence[str]) -> types.ModuleType:
+    """Runs a program as an import does: behind ``if __name__ == "__main__"`` nothing runs.
+
+    A program that ends early, because it reads its input or exits, keeps what it has defined.
+    """
+    module = types.ModuleType("program")
+    try:
+        _execute(sources, module)
+    except BaseException:
+        if not any(getattr(item, "__module__", "") == "program" for item in vars(module).values()):
+            raise
+    return module
+
+
+def _execute(sources: Sequence[str], module: types.ModuleType) -> None:
     """Runs the first source that compiles, as an interpreter runs its script."""
     path = os.path.abspath(_FILE)
     source, code = _compiled(sources, path)
@@ -201,11 +220,9 @@ def _execute(sources: Sequence[str]) -> types.ModuleType:
     os.write(file, source.encode("utf-8", "surrogatepass"))
     os.close(file)
     sys.argv, sys.path[0] = [_FILE], os.getcwd()
-    module = types.ModuleType("__main__")
     vars(module).update(__file__=path, __builtins__=builtins, __annotations__={}, __cached__=None)
-    sys.modules["__main__"] = module
+    sys.modules["__main__"] = sys.modules[module.__name__] = module
     exec(code, vars(module))
-    return module
 
 
 def _compiled(sources: Sequence[str], path: str) -> tuple[str, types.CodeType]:
