@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from marft_jax.envs.base import EnvSource, Grade, OneOf, Split, Task, question_source
 from marft_jax.envs.datasets import load
+from marft_jax.envs.datasets.rows import LeftOut
 from marft_jax.envs.grading import GradingPool
 from marft_jax.envs.grading.compare import is_letter
 from marft_jax.errors import BadInput
@@ -39,7 +40,7 @@ class Settings(load.Rows):
     grade_seconds: Seconds = 10.0
     """Time limit for grading an answer, in seconds. An answer that exceeds it is wrong."""
 
-    def task_of(self, row: Any) -> Task | str:
+    def task_of(self, row: Any) -> Task | LeftOut | str:
         """See ``Rows``."""
         return load.as_task(row, self.question_field, self.answer_field)
 

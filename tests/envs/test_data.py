@@ -528,3 +528,25 @@ def test_a_preference_pays_nothing_and_says_what_it_is_good_for(tmp_path, row):
     assert load.load(source, judged.Settings()) == [Task("q", "")]  # no reference for a judge
     [task] = load.load(write(tmp_path / "b.jsonl", [row | {"answer": "5"}]))
     assert task.answer == "5"
+
+
+@pytest.mark.parametrize(
+    "answer",
+    ["proof", "Proof", "notfound", "not found", "Not Found.", "N/A", "n/a", "NA", "None", "null",
+     "nan", "see solution", "See the solution.", "\\text{proof}", "no answer", "Not available"],
+)  # fmt: skip
+def test_a_row_whose_answer_is_a_word_for_none_is_left_out_and_counted(tmp_path, capsys, answer):
+    rows = [{"problem": "p", "answer": answer}, {"problem": "q", "answer": "7"}]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert load.load(str(tmp_path / "a.jsonl")) == [Task("q", "7")]
+    assert "left out 1 of 2 tasks: their answer is a word for none" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("answer", ["proofs", "no", "0", "none of them", "N", "DNE", "undefined"])
+def test_words_that_are_answers_stay(answer):
+    assert load.as_task({"problem": "p", "answer": answer}) == Task("p", answer)
+
+
+def test_none_may_be_a_choice():
+    row = {"problem": "p", "choices": ["All", "None"], "answer": "None"}
+    assert load.as_task(row).answer == OneOf(["B", "None"])

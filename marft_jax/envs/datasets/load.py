@@ -54,6 +54,11 @@ _ROUND = 10_000  # positions after which the sources take turns as before
 _ALONE = re.compile(r"\$[^$]+\$|\S+")  # an answer without a word beside it
 _CARRIED = re.compile(r"\(?([A-Za-z])\s?[).:]+\s*(\S.*)", re.DOTALL)  # (A) 4
 _WORD = re.compile(r"(?<![\\\w])[^\W\d_]{2}")  # no command of LaTeX
+_NO_ANSWER = re.compile(  # the words of data sets for a row without an answer
+    r"\W*(?:\\text\W*)?(?:proof|(?:answer )?not[ _-]?(?:found|available|provided)|no[ _-]answer|"
+    r"null|nan|N/?A|None|tbd|omitted|see (?:the )?(?:solution|proof|above|below|explanation))\W*",
+    re.I,
+)
 _FILTER = re.compile(r"([^=!<>]+?)\s*(!=|<=|>=|=)\s*(.*)")
 _COMPARE = {"<=": operator.le, ">=": operator.ge}
 
@@ -238,8 +243,8 @@ def as_task(
     answer_field: str | None = None,
     *,
     needs_answer: bool = True,
-) -> Task | str:
-    """Makes a task of a row, or says what is wrong with the row.
+) -> Task | LeftOut | str:
+    """Makes a task of a row, or says why it is left out or what is wrong with it.
 
     Args:
         row: field names to values.
@@ -269,6 +274,10 @@ def as_task(
         known = f"{', '.join(ANSWER_FIELDS)} or boxed in a solution"
         wanted = f"no answer: expected one in {answer_field or known}"
         return f"{wanted}, {got}; --env.answer_field names another"
+    if not choices and isinstance(answer, str) and _NO_ANSWER.fullmatch(answer):
+        if needs_answer:
+            return LeftOut("their answer is a word for none, such as proof or notfound")
+        answer = ""
     return Task(question, answer)
 
 
