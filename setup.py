@@ -102,6 +102,7 @@ setup(
         "marft_jax": [
             "models/weights/tiny.safetensors",
             "models/tokenizers/bytes/*",
+            "envs/grading/units.txt",
             "interop/card.md",
             "extras/report/page/*",
         ]

@@ -11,7 +11,9 @@ import datetime
 import re
 from fractions import Fraction
 
+from marft_jax.envs.grading import units
 from marft_jax.envs.grading.normalize import number, split, without_format
+from marft_jax.envs.grading.truth import is_boolean, truth
 
 _BASED = re.compile(r"(-?[0-9A-Z.]+)_\{?(\d{1,2})\}?")  # 1011_2: the base may be left out
 _DECIMAL_COMMA = re.compile(r"(-?\d+),(\d+)")  # a list would not answer a single number
@@ -21,7 +23,12 @@ _DATES = ("%Y-%m-%d", "%Y/%m/%d", "%m/%d/%Y", "%B %d, %Y", "%d %B %Y", "%b %d, %
 _NAMED = r"\W*(?:text\{)?\W*(?:(?i:option|choice|answer)\W+)?"
 _LETTER = re.compile(rf"{_NAMED}([A-Ja-j])\W*", re.ASCII)
 _RIGHT_LETTER = re.compile(rf"{_NAMED}(?:[A-J]|(?<=[(（])[a-j](?=[)）]))\W*", re.ASCII)
-_LEADING_LETTER = re.compile(rf"{_NAMED}([A-Ja-j])[).:}}、．]")
+_LEADING_LETTER = re.compile(
+    rf"{_NAMED}(?:([A-Ja-j])[).:}}、．]"
+    r"|([A-Jb-j])(?:[\s~}]|\\ )+[-–—]?\s*(?=[\d$.(]|\\(?!text|l?or|vee)))"
+)
+_FIGURES = "zero one two three four five six seven eight nine ten eleven twelve".split()
+_MANTISSA = re.compile(r"(\d*)\.(\d+)")
 _MIXED = re.compile(
     r"^(\W*(\d+))\s*(?:\\text\{\s*and\s*\}|and)\s*(?=\\[dtc]?frac|\d+ ?[/⁄]|[¼-¾⅐-⅞])"
 )
@@ -38,7 +45,9 @@ def quick(reference: str, answer: str) -> bool | None:
     (True, False, None)
     """
     if is_letter(reference):
-        return _letter(answer) == _letter(reference)
+        return named_letter(answer) == named_letter(reference)
+    if is_boolean(reference):
+        return truth(answer) == truth(reference)
     readings = (_mixed(reference), answer), (reference, _mixed(answer))
     if any(both != (reference, answer) and _same(*both) for both in readings):
         return True  # 5 and 1/4: a list of two, or 21/4
@@ -46,9 +55,20 @@ def quick(reference: str, answer: str) -> bool | None:
 
 
 def _same(reference: str, answer: str) -> bool | None:
-    (right, given), units = zip(split(reference), split(answer), strict=True)
-    if not given or _differ(*map(_kind, (right, given), units)):
+    (right, unit), (given, other) = split(reference), split(answer)
+    if not unit and units.read(other):
+        right, unit = split(reference, True)
+    elif not other and units.read(unit):
+        given, other = split(answer, True)
+    unit, other = _kind(right, unit), _kind(given, other)
+    ratio = _ratio(unit, other)
+    if ratio is None and "per" in (reference + answer).split() and ("/" in unit) != ("/" in other):
+        ratio = _ratio(unit.partition("/")[0], other.partition("/")[0])  # "miles per hour": "miles"
+    if not given or ratio is None:
         return False
+    if ratio != 1:
+        value = number(given)
+        return value is not None and number(right) == value * ratio
     if (day := _date(right)) is not None:
         return _date(given) == day
     if right == given or _squeeze(reference) == _squeeze(answer):
@@ -57,7 +77,8 @@ def _same(reference: str, answer: str) -> bool | None:
         other_base = _BASED.fullmatch(given)
         return base.groups() == other_base.groups() if other_base else base[1] == given
     if number(right) is not None:
-        return _same_number(right, given)
+        word = given.lower()
+        return _same_number(right, str(_FIGURES.index(word)) if word in _FIGURES else given)
     if (words := _words(right)) is not None:
         return words == _words(given)
     return None
@@ -80,11 +101,11 @@ def is_letter(reference: str) -> bool:
     return len(letter) <= 40 and _RIGHT_LETTER.fullmatch(letter) is not None
 
 
-def _letter(answer: str) -> str | None:
+def named_letter(answer: str) -> str | None:
     """Reads the choice letter that an answer names: of ``(B)``, ``B.`` or ``B) 42``."""
     answer = without_format(answer[:200])[:40]
     match = _LETTER.fullmatch(answer) or _LEADING_LETTER.match(answer)
-    return match[1].upper() if match else None
+    return match[match.lastindex or 1].upper() if match else None
 
 
 def _kind(value: str, unit: str) -> str:
@@ -92,13 +113,16 @@ def _kind(value: str, unit: str) -> str:
     return "%" if value.endswith("%") else unit
 
 
-def _differ(unit: str, other: str) -> bool:
-    """True for different units or different counted things. A missing word is no difference, nor is
-    "miles" instead of "miles per hour"."""
-    if ("/" in unit) != ("/" in other):
-        unit, other = unit.partition("/")[0], other.partition("/")[0]
+def _ratio(unit: str, other: str) -> Fraction | None:
+    """Divides one unit by another; None for different units or different counted things. A missing
+    word is no difference."""
     words, others = set(unit.split()), set(other.split())
-    return not (words <= others or others <= words)
+    one, two = units.read(unit), units.read(other)
+    if any({unit, other} <= {"degree", f"°{scale}", scale} for scale in "CF"):
+        return Fraction(1)
+    if one and two:
+        return two.size / one.size if one.powers == two.powers else None
+    return Fraction(1) if words <= others or others <= words else None
 
 
 def _date(value: str) -> datetime.date | None:
@@ -131,7 +155,22 @@ def _same_number(right: str, given: str) -> bool | None:
     if percent != other_percent:
         return other == value * 100 if percent else abs(value) >= 1 and other * 100 == value
     rounded = ("\\frac" in right or "/" in right) != ("\\frac" in last or "/" in last)
-    return rounded and abs(value - other) <= abs(value) * Fraction(5, 10**6)
+    decimal, exact = (right, other) if "frac" in last or "/" in last else (last, value)
+    return rounded and _rounds(decimal, exact)
+
+
+def _rounds(decimal: str, exact: Fraction) -> bool:
+    """True for a decimal of six significant digits or more that rounds, or cuts, an exact number.
+
+    >>> _rounds("0.666667", Fraction(2, 3)), _rounds("0.000001", Fraction(1, 1000001))
+    (True, False)
+    """
+    found, value = _MANTISSA.search(decimal), number(decimal)
+    digits = found[1] + found[2] if found else ""
+    if not value or len(digits.lstrip("0")) < 6:
+        return False
+    last = abs(value) / int(digits)  # the size of the last digit
+    return abs(value - exact) < last
 
 
 def _words(value: str) -> list[str] | None:

@@ -2,23 +2,28 @@
 
 Forms of an answer, in the order in which ``auto`` looks for them:
 
+    tagged   what stands in the last <answer>...</answer>: a form below, or all of it
     boxed    the last \\boxed{...}, unless a later "final answer is" takes it back
     hashes   what follows the last ####
     letter   the last choice letter, where the reference is one: "so (B)"
+    truth    where the reference is true or false: "Yes, because", "it is not true"
     number   where the reference is one: the number that directly follows the last "answer is", else
-             the last number
+             the last number; with its unit
     phrase   what follows the last "answer is" or "answer:"; else the last formula; else the last
              line
 """
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable, Sequence
 from typing import Literal
 
-from marft_jax.envs.grading.compare import is_letter
+from marft_jax.envs.grading import units
+from marft_jax.envs.grading.compare import is_letter, named_letter
 from marft_jax.envs.grading.normalize import normalize, number
+from marft_jax.envs.grading.truth import is_boolean, truth
 
 How = Literal["auto", "boxed", "hashes", "letter", "number", "phrase"]
 
@@ -32,9 +37,16 @@ _JOINT = re.compile(
 )
 _PHRASE = re.compile(
     r"(?:\banswer[*_]*\s*(?:\b(?:to|of|for)\b[^.:\n]{1,60}?\b)?(?:is|are|must be|would be|:|=|：)"
-    r"|答案\s*(?:是|为|：|:)|答[：:])[*_\s]*:?",
+    r"|答案\s*(?:是|为|：|:)|答[：:])[*_\s]*[：:]?",
     re.I,
 )
+_CHOSEN = re.compile(
+    r"\b(?:(?:correct|right|best)\s+(?:option|choice|letter)\s+is|it\s+is|must\s+be|ans|choose|pick|select)\b[*_:\s]*",
+    re.I,
+)
+_TAG = re.compile(r"<(/?)(?:final[_ ]?)?answer\s*>", re.I)
+_SENTENCE = re.compile(r"[^\W\d_]{2,}\s+[^\W\d_]{2,}")
+_UNIT = re.compile(r"\s*(?:\\text\{[^{}]{1,30}\}|[^\s,;:!?。，；！？\u4e00-\u9fff]{1,20})")
 _FINAL = re.compile(r"\bfinal answer\s*(?:is|are|:|=)|最终答案\s*(?:是|为|：|:)", re.I)
 _FORMULA = re.compile(
     r"\$\$(.{1,600}?)\$\$|\$(.{1,600}?)(?<!\\)\$|\\\((.{1,600}?)\\\)|\\\[(.{1,600}?)\\\]", re.S
@@ -72,7 +84,7 @@ _CHOICE = re.compile(r"(?<![A-Za-z\\])([A-J])(?![A-Za-z'’])")
 _BRACKETED_CHOICE = re.compile(r"(?<![\w)])[(（]\s*([A-Ja-j])\s*[)）]")
 _DIRECT_CHOICE = re.compile(
     r"(?:[\s:*_`\"“'$({（]|\\text\w*|\b(?:the|option|choice|letter)\b)*"
-    r"([A-J](?![A-Za-z'’])|[b-hj](?![\w'’*/+^-])|[ai](?=\s*(?:[)）.,:;!?*_$}]|\n|\Z)(?!\w)))"
+    r"([A-J](?![A-Za-z'’])|[b-hj](?:(?=\*\*)|(?![\w'’*/+^-]))|[ai](?=\s*(?:[)）.,:;!?*_$}]|\n|\Z)(?!\w)))"
 )
 _SENTENCE_END = re.compile(r"(?<!\.\.)\.(?=\s|$)|[。\n]")
 
@@ -95,14 +107,31 @@ def extract(text: str, reference: str, how: How = "auto") -> str | None:
     text = text[-_READ:]
     readers = [_READERS[how]] if how != "auto" else []
     if how == "auto":
-        kind = _letter if is_letter(reference) else _phrase
+        kind = _letter if is_letter(reference) else _truth if is_boolean(reference) else _phrase
         kind = _number if number(normalize(reference)) is not None else kind
-        readers = [lambda text: kind(_last_word(text)), boxed_answer, _hashes, kind]
+        tagged = functools.partial(_tagged, kind=kind)
+        readers = [tagged, lambda text: kind(_last_word(text)), boxed_answer, _hashes, kind]
     for read in readers:
         answer = (read(text) or "").strip()
         if answer:
             return answer if len(answer) <= LONGEST else None
     return None
+
+
+def _tagged(text: str, kind: Callable[[str], str | None]) -> str | None:
+    """Reads the last pair of tags, or else a last tag that is not closed."""
+    start, inside = -1, ""
+    for tag in _TAG.finditer(text):
+        if not tag[1]:
+            start = tag.end()
+        elif start >= 0:
+            inside, start = (text[start : tag.start()].strip() or inside), -1
+    inside = inside or (text[start:].strip() if start >= 0 else "")
+    if not re.search(r"\w", inside):
+        return None
+    is_value = kind is _number and not _SENTENCE.search(inside)
+    read = None if is_value else kind(inside)
+    return boxed_answer(inside) or _hashes(inside) or read or inside.strip("*` ")
 
 
 def boxed_answer(text: str) -> str | None:
@@ -162,15 +191,22 @@ def _hashes(text: str) -> str | None:
 
 
 def _letter(text: str) -> str | None:
-    phrase = list(_PHRASE.finditer(text))
-    if phrase:
-        end = phrase[-1].end()
-        found = _DIRECT_CHOICE.match(text, end) or _CHOICE.search(text, end, end + 40)
-        if found:
-            return found[1].upper()
+    for pattern, near in (_PHRASE, 40), (_CHOSEN, 0):
+        if phrases := list(pattern.finditer(text)):
+            end = phrases[-1].end()
+            found = _DIRECT_CHOICE.match(text, end) or _CHOICE.search(text, end, end + near)
+            if found:
+                return found[1].upper()
     last_line = text.strip().rpartition("\n")[2]
     letters = _BRACKETED_CHOICE.findall(text) or _CHOICE.findall(last_line)
-    return letters[-1].upper() if letters else None
+    return letters[-1].upper() if letters else named_letter(text)
+
+
+def _truth(text: str) -> str | None:
+    phrases = list(_PHRASE.finditer(text))
+    told = truth(text[phrases[-1].end() :]) if phrases else None
+    told = truth(text) if told is None else told
+    return None if told is None else str(told)
 
 
 def _number(text: str) -> str | None:
@@ -194,7 +230,20 @@ def _direct(text: str) -> str | None:
     end = found.end()
     for more in (_LISTED, _SCALE):
         end = after.end() if (after := more.match(text, end)) else end
-    return _trimmed(text[start:end])
+    return _measured(text[start:end], text, end)
+
+
+def _measured(run: str, text: str, start: int) -> str:
+    """Adds to a number the unit that directly follows it, of at most four words."""
+    number = _trimmed(run)
+    ends = [start]
+    while run.endswith(number) and len(ends) < 5 and (word := _UNIT.match(text, ends[-1])):
+        ends.append(word.end())
+    for end in reversed(ends):
+        words = text[start:end].rstrip(".*_`$\"'”’)\\")
+        if units.read(words) and words.split() != ["in"]:
+            return number + words
+    return number
 
 
 def _trimmed(run: str) -> str:
@@ -214,7 +263,7 @@ def _last_number(text: str) -> str | None:
         return None
     end = found[-1].end()
     end = scale.end() if (scale := _SCALE.match(text, end)) else end
-    return _trimmed(text[found[-1].start() : end].rpartition("=")[2])
+    return _measured(text[found[-1].start() : end].rpartition("=")[2], text, end)
 
 
 def _phrase(text: str) -> str | None:

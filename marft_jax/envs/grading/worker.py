@@ -11,9 +11,11 @@ another one.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import logging
 import re
+from collections.abc import Sequence
 from typing import Any
 
 from marft_jax.envs.grading.normalize import normalize
@@ -23,7 +25,8 @@ _OR = re.compile(r"\\lor|\\vee|∨|(?<![A-Za-z\\])or(?![A-Za-z])")
 _D, _V = r"(?:d|\\partial)(?:\^\{?\d\}?)?", r"(?:\s*[A-Za-z](?:\^\{?\d\}?)?)?"
 _CALLED = r"(?:\s*\([^()=]*\))?"
 _NAME = re.compile(
-    rf"(?:[A-Za-z]|[A-Z]{{2,}}|\\[a-z]+)(?:_\{{?\w+\}}?)?(?:'|\^\{{?\\prime\}}?)*{_CALLED}"
+    r"\([A-Za-z](?:,\s*[A-Za-z])+\)"
+    rf"|(?:[A-Za-z]|[A-Z]{{2,}}|\\[a-z]+)(?:_(?:\{{\w+\}}|\w+))?(?:'|\^\{{?\\prime\}}?)*{_CALLED}"
     rf"|\\frac\s*\{{{_D}{_V}\}}\{{{_D}{_V}\}}(?:\s*{_V}{_CALLED})?|{_D}{_V}/{_D}{_V}"
 )
 """Left side of an equation that defines a variable, a function or a derivative."""
@@ -47,11 +50,15 @@ def _equal(right: str, given: str, either: bool, other_either: bool) -> bool:
         if name != other_name and not (all(derived) and "'" in name + other_name):
             return False
         right, given = side, other_side
-    elif bool(name) != bool(other_name) and "=" not in (side if other_name else other_side):
+    elif (
+        name == other_name != ""
+        or bool(name) != bool(other_name)
+        and "=" not in (side if other_name else other_side)
+    ):
         right, given = side, other_side
     elif right.count("=") == 1 and "=" not in given and _LETTERS.search(right.partition("=")[0]):
         return False  # 4 is no line x + y = 4
-    kind, other = (re.match(r"\(|\[|\\\{|", text)[0] for text in (right, given))  # type: ignore[index]
+    kind, other = (re.match(r"\((?=[^()]*\)$)|\[|\\\{|", text)[0] for text in (right, given))  # type: ignore[index]
     if {kind, other} == {"(", "\\{"}:
         return False  # a point is not a set
     if max(right.count(":"), given.count(":")) > 1:
@@ -59,11 +66,33 @@ def _equal(right: str, given: str, either: bool, other_either: bool) -> bool:
     if "\\dots" in right + given:
         return _same_parts(right, given, ",")
     gold, target = _parse(right, either), _parse(given, other_either)
+    if not _verified(gold, target):
+        apart, other = _roots_apart(gold[0]), _roots_apart(target[0])
+        return (apart, other) != (gold[0], target[0]) and _verified([apart], [other])
+    return _same_size(gold[0], target[0])
+
+
+def _verified(gold: Sequence[Any], target: Sequence[Any]) -> bool:
     from math_verify import verify
 
-    if not verify(gold, target, timeout_seconds=None, allow_set_relation_comp=True):  # type: ignore[arg-type]
-        return False
-    return _same_size(gold[0], target[0])
+    return verify(gold, target, timeout_seconds=None, allow_set_relation_comp=True)  # type: ignore[arg-type]
+
+
+def _roots_apart(item: Any) -> Any:
+    """Writes roots of products and quotients as products and quotients of roots, which is right for
+    positive numbers. But a root of a square stays: it is no x."""
+    import sympy
+
+    def is_root(part: Any) -> bool:
+        return part.is_Pow and part.exp.is_Rational and part.exp.q > 1 and not part.is_number
+
+    def apart(part: Any) -> Any:
+        above, below = map(sympy.Mul.make_args, sympy.fraction(sympy.together(part.base)))
+        roots = [factor**part.exp for factor in above] + [factor**-part.exp for factor in below]
+        return sympy.Mul(*roots)
+
+    has_root = isinstance(item, sympy.Basic) and any(map(is_root, item.atoms(sympy.Pow)))
+    return item.doit().replace(is_root, apart) if has_root else item
 
 
 def _sides(value: str) -> tuple[str, str]:
@@ -89,9 +118,12 @@ def _same_part(right: str, given: str) -> bool:
 
 @functools.lru_cache(maxsize=256)
 def _parse(value: str, alternatives: bool) -> list[Any]:
-    from math_verify import parse
+    from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse
 
-    return [_meant(item, alternatives) for item in parse(f"${value}$", parsing_timeout=None)]  # type: ignore[arg-type]
+    normal = LatexExtractionConfig().normalization_config
+    config = LatexExtractionConfig(normalization_config=dataclasses.replace(normal, units=False))
+    found = parse(f"${value}$", [config, ExprExtractionConfig()], parsing_timeout=None)  # type: ignore[arg-type]
+    return [_meant(item, alternatives) for item in found]
 
 
 def _meant(item: Any, alternatives: bool) -> Any:
@@ -112,11 +144,18 @@ def _meant(item: Any, alternatives: bool) -> Any:
 
 
 def _same_size(gold: Any, target: Any) -> bool:
-    """False for two different tiny numbers, such as 1/2004! and 1/2005!."""
+    """False for two different exact numbers, or two tiny ones, such as 1/2004! and 1/2005!; also
+    where they are parts of a list."""
+    import sympy
+
+    kinds = sympy.FiniteSet, sympy.Tuple
+    if isinstance(gold, kinds) and isinstance(target, kinds):
+        return all(any(_same_size(item, other) for other in target.args) for item in gold.args)
     try:
         if gold.is_number and target.is_number:
             gold, target = gold.doit(), target.doit()
-            return gold == target or bool(abs((gold - target) / gold).evalf(6) < 1e-4)
+            most = 1e-5 if (gold - target).has(sympy.Float) else 1e-30
+            return gold == target or bool(abs((gold - target) / gold).evalf(40) < most)
     except (AttributeError, TypeError):  # sets, relations, words
         pass
     return True
