@@ -18,6 +18,7 @@ import httpx
 
 from marft_jax.envs.base import EnvSource, OneOf, Split, Task
 from marft_jax.envs.datasets import load
+from marft_jax.envs.datasets.rows import LeftOut
 from marft_jax.envs.grading.compare import quick
 from marft_jax.envs.grading.extract import extract
 from marft_jax.errors import BadInput
@@ -58,7 +59,7 @@ class Settings(load.Rows):
         "judge_score", "judge_unread", "judge_tokens", "judge_agreement",
     )  # fmt: skip
 
-    def task_of(self, row: Any) -> Task | str:
+    def task_of(self, row: Any) -> Task | LeftOut | str:
         """See ``Rows``; the answer is "" where a row has none."""
         return load.as_task(row, self.question_field, self.answer_field, needs_answer=False)
 

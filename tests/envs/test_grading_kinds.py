@@ -4,9 +4,12 @@ A line is ``reference | text``. In a table of answers the text stands in a box; 
 it is the whole reply.
 """
 
+import itertools
+
 import pytest
 
-from marft_jax.envs.grading import GradingPool
+from marft_jax.envs.grading import GradingPool, extract, units
+from marft_jax.envs.grading.compare import quick
 
 
 @pytest.fixture(scope="module")
@@ -748,6 +751,33 @@ NEIGHBOURS = r"""
 0 | 3 a | \boxed{3}
 0 | 3L | \boxed{3W}
 1 | L | \boxed{L}
+1 | 3\text{ cm}, 4\text{ cm} | \boxed{3, 4}
+1 | 3, 4 | \boxed{3\text{ cm}, 4\text{ cm}}
+1 | 3, 4 | \boxed{3 cm, 4 cm}
+1 | 3\text{ cm}, 4\text{ cm} | \boxed{4\text{ cm}, 3\text{ cm}}
+0 | 3\text{ cm}, 4\text{ cm} | \boxed{3\text{ cm}, 5\text{ cm}}
+1 | 3 \text{ and } 4\text{ cm} | \boxed{3, 4}
+1 | 5\text{ cm} \times 3\text{ cm} | \boxed{5\text{ cm} \times 3\text{ cm}}
+1 | 6\text{ units} | \boxed{6}
+1 | 3\text{ hours } 20\text{ minutes} | \boxed{3 hours 20 minutes}
+1 | 3\text{ hours and } 20\text{ minutes} | \boxed{3\text{ hours and } 20\text{ minutes}}
+1 | [3, 4]\text{ cm} | \boxed{[3,4]}
+1 | x = 3\text{ cm}, y = 4\text{ cm} | \boxed{x = 3, y = 4}
+1 | 2\pi r\text{ cm} | \boxed{2\pi r}
+1 | 5\text{ feet }3\text{ inches} | \boxed{5\text{ feet }3\text{ inches}}
+1 | 50\%, 25\% | \boxed{50\%, 25\%}
+1 | \$3, \$4 | \boxed{3, 4}
+1 | 3, 4 | \boxed{\$3, \$4}
+1 | 3\text{ apples}, 4\text{ pears} | \boxed{3\text{ apples}, 4\text{ pears}}
+1 | 10\text{ cm} | \boxed{\approx 10\text{ cm}}
+1 | 3.14 | \boxed{\approx 3.14}
+1 | 12\text{ m/s} \text{ north} | \boxed{12\text{ m/s} \text{ north}}
+1 | 20\text{ meters} | \boxed{20 \text{ meters long}}
+1 | 20\text{ square feet} | \boxed{20 \text{ ft}^2}
+1 | 100 | \boxed{100\text{ people}}
+1 | 100\text{ people} | \boxed{100}
+1 | 5:30 | \boxed{5:30\text{ pm}}
+1 | 5:30\text{ pm} | \boxed{5:30 PM}
 """
 """Score, reference and text of more answers of the same kinds."""
 
@@ -797,3 +827,45 @@ def test_commands_that_json_read_as_control_characters_are_restored(pool, refere
 )
 def test_neighbours_are_graded_alike(pool, score, reference, text):
     assert pool.grade(text, reference).score == float(score)
+
+
+UNITS = {name: first for name, (first, _) in units._entries().items()}
+WRITTEN = ("5 %s", "5\\text{ %s}", "5\\,\\mathrm{%s}", "5~\\text{%s}", "x = 5\\text{ %s}")
+
+
+def same(reference, answer):
+    found = extract(f"so it is \\boxed{{{answer}}}", reference)
+    return found is not None and quick(reference, found)
+
+
+@pytest.mark.parametrize("form", WRITTEN)
+def test_every_unit_is_read_by_its_names_and_may_be_left_out(form):
+    for name, first in UNITS.items():
+        reference = f"5\\text{{ {first.rstrip('*')}}}"
+        for prefix in ("", "k", "M", "m") if first == f"{name}*" else ("",):
+            answer = form % (prefix + name)
+            assert same(reference, answer) is not bool(prefix), (reference, answer)
+            assert same("5", answer) is True, answer
+            assert same("6", answer) is False, answer
+
+
+def test_units_of_another_size_or_kind_differ():
+    known = {symbol: units.read(symbol) for symbol in (name.rstrip("*") for name in UNITS.values())}
+    alike = {"C", "F", "°C", "°F", "degree"}
+    for one, other in itertools.permutations(known, 2):
+        if known[one][1:] != known[other][1:] and not {one, other} & alike:
+            assert same(f"5\\text{{ {one}}}", f"5\\text{{ {other}}}") is False, (one, other)
+
+
+@pytest.mark.parametrize(
+    "unit",
+    ["m/s", "km/h", "m/s^2", "N m", "kg m/s", "J/(kg K)", "mol/L", "W/m^2", "V/m", "kg/m^3",
+     "g/mol", "Pa s", "m^3/s", "ft/s"],
+)  # fmt: skip
+def test_products_and_quotients_of_units_are_read_in_every_spelling(unit):
+    signs = {"·": " ", "*": " ", "\\cdot ": " ", "-": " ", " / ": "/"}
+    for answer in [unit, *(unit.replace(there, sign) for sign, there in signs.items())]:
+        assert same(f"5\\text{{ {unit}}}", f"5 {answer}") is True, answer
+        assert same("5", f"5\\ {answer}") is True, answer
+        assert same(f"5\\text{{ {unit}}}", f"6 {answer}") is False, answer
+        assert same("5\\text{ lx}", f"5 {answer}") is False, answer

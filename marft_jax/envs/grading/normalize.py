@@ -32,7 +32,7 @@ _FORMATS = [
     for pattern, replacement in (
         (r"\\(?:(?:text|math)(?:rm|it|up|normal)?|operatorname)"
          r"(?:\{([ei]|d(?=\}\s*[A-Za-z]))\}|\s+([ei])(?![A-Za-z]))", r"\1\2"),
-        (rf"\\(?:text|mathrm|operatorname)\*?\s*\{{\s*{_FUNCTION}\s*\}}", r"\\\1 "),
+        (rf"\\(?:text|mathrm|operatorname)\*?\s*\{{\s*{_FUNCTION}\s*\}}(?=\s*[\w(^\\])", r"\\\1 "),
         (r"\\(?:SI|qty)\{([^{}]*)\}\{([^{}]*)\}", r"\1\\text{ \2}"),
         (r"\\(?:left|right|displaystyle)(?![A-Za-z])\s*", ""),
         (r"\\(?:text)?color\s*(?:\[\w*\])?\{[^{}]*\}|\\(?:rm|bf|it|sf|tt|sl)(?![A-Za-z])\s*", ""),
@@ -57,7 +57,7 @@ _REWRITES = [
         (r"(?<![\\A-Za-z])(sqrt|pi|theta)(?![A-Za-z])", r"\\\1 "),
         (r"(?:(?<![\\A-Za-z])|(?<=(?<![\\A-Za-z])[xyzt]))"
          rf"{_FUNCTION}"
-         r"(?=\s*[\d(|^_\\{]|(?<!max)(?<!min)\s*[A-Za-z](?![A-Za-z]))", r"\\\1 "),
+         r"(?=\s*\(|(?<!max)(?<!min)\s*(?:[\d|^_\\{]|[A-Za-z](?![A-Za-z])))", r"\\\1 "),
         (r"(?:√|\\sqrt)(\[\d\])?\s*\(((?:[^()]|\([^()]*\))*+)\)|√(\[\d\])?\s*(\w+|\\pi(?![A-Za-z]))|\\sqrt\s*(\w)",
          r"\\sqrt\1\3{\2\4\5}"),
         (r"\*\*", "^"),
@@ -67,7 +67,8 @@ _REWRITES = [
         (r"\^\s*\{\s*\\(?:circ|degree)\s*\}|(?:\^\s*\\circ|\^?\s*\\degree)(?![A-Za-z])", "°"),
         (r"(\\(?:sin|cos|tan|cot|sec|csc)(?![A-Za-z])\s*(?:\^\s*\{?\d\}?)?[\s({]*)(\d[\d.]*)\s*°",
          r"\1\\frac{\2\\pi}{180}"),
-        (r"°\s*(?:\\text\{\s*)?([CF])(?:elsius|ahrenheit)?(?![A-Za-z])\s*\}?", r"\\text{ deg \1}"),
+        (r"(?:\\text\{\s*)?°\s*(?:\\text\{\s*)?([CF])(?:elsius|ahrenheit)?(?![A-Za-z])\s*\}?",
+         r"\\text{ deg \1}"),
         (r"°\s*$", r"\\text{ degrees}"),
         (r"°", " "),
         (r"(?<![\\A-Za-z])D\.?N\.?E(?![A-Za-z])", "does not exist"),
@@ -116,6 +117,7 @@ _TAIL = re.compile(
 _START = re.compile(r"\\text|\\Omega|\\mu|¢|°|(?<![^\W\d_\\])[^\W\d_]|[\u4e00-\u9fff]")
 _MARKED = re.compile(r"\\|[^\x00-\x7f]")  # no variable begins so
 _LETTER = re.compile(r"(?<![\\A-Za-z])[A-Za-z](?!\s*=)")
+_COMMA = re.compile(r",(?![^{(\[]*[})\]])")  # outside of brackets
 _TEXT = re.compile(r"(.*[\w})\]%])\s*\\text\{([^{}]*)\}")
 _PLAIN = re.compile(r"(.*(?:[\d}%]|\\pi))(\s*)([^\W\d_](?:[^\W\d_]|[./ ])*)")
 _NO_UNITS = frozenset(
@@ -141,6 +143,10 @@ def split(answer: str, is_measured: bool = False) -> tuple[str, str]:
     (('\\\\frac{1}{2}', 'in^2'), ('16', 'egg'), ('3x', ''))
     """
     text = _spelled(answer)
+    if len(parts := _COMMA.split(text)) > 1:
+        values, names = zip(*(split(part, is_measured) for part in parts), strict=True)
+        if len(named := set(names) - {""}) == 1:
+            return ", ".join(values), named.pop()
     tail = _TAIL.search(text, max(len(text) - 60, 0))
     for start in _START.finditer(text, tail.start()) if tail else ():
         before, words = text[: start.start()], text[start.start() :]
