@@ -519,4 +519,7 @@ def test_when_too_many_episodes_fail_the_last_finished_step_is_saved(tmp_path, m
     assert [p.name for p in (run / "checkpoints").iterdir()] == ["2"]
     shutil.rmtree(run / "checkpoints")  # a start that finds history, and no checkpoint of it
     assert run_train(*flags, "--run.steps", 1) == 0
-    assert len(lines_of(run)) == 1
+    assert len(lines_of(run)) == 1 and len(lines_of(run / "unsaved-1")) == 2
+    assert "unsaved-1" in (run / "log.txt").read_text()
+    moved = {p.name for p in (run / "unsaved-1").iterdir()}
+    assert moved >= {"config.yaml", "team.yaml", "log.txt", "transcripts", "inputs.json"}

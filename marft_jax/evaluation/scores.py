@@ -68,14 +68,15 @@ Scores = dict[tuple[str, str], Score]
 
 
 def score(records: Sequence[Record]) -> Score:
-    """Computes the score of a benchmark; every task must have the same number of samples."""
+    """Computes the score of a benchmark; pass@k is for k up to the
+    fewest samples of a task."""
     tasks = defaultdict[int, list[Record]](list)
     for record in records:
         tasks[record["index"]].append(record)
-    samples = max(len(task) for task in tasks.values())
+    samples = min(len(task) for task in tasks.values())
     rewards = [sum(r["reward"] for r in task) / len(task) for task in tasks.values()]
-    solved = [sum(is_solved(r) for r in task) for task in tasks.values()]
-    passed = {k: estimate([pass_at(k, samples, c) for c in solved]) for k in passes(samples)}
+    solved = [(len(task), sum(map(is_solved, task))) for task in tasks.values()]
+    passed = {k: estimate([pass_at(k, n, c) for n, c in solved]) for k in passes(samples)}
     failed = sum(not record["turns"] for record in records)
     return Score(len(tasks), samples, estimate(rewards), passed, failed, _agents(records))
 

@@ -54,8 +54,11 @@ def keep_steps_before(path: Path, step: int) -> None:
     keep(path, lambda row: float(row["step"]) < step)
 
 
-def keep(path: Path, wanted: Callable[[Any], bool]) -> None:
-    """Deletes every line of a file that is not a wanted object."""
+def keep(
+    path: Path, wanted: Callable[[Any], bool], before: Callable[[], object] = lambda: None
+) -> None:
+    """Deletes every line of a file that is not a wanted object; calls ``before`` if there are any,
+    before the file changes."""
     if not path.exists():
         return
     text = path.read_text(encoding="utf-8", errors="replace")
@@ -64,6 +67,7 @@ def keep(path: Path, wanted: Callable[[Any], bool]) -> None:
         with contextlib.suppress(ValueError, KeyError, TypeError):
             kept += [line] if wanted(loads(line)) else []
     if "".join(f"{line}\n" for line in kept) != text:
+        before()
         write(path, kept)
 
 

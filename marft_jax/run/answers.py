@@ -9,6 +9,7 @@ import contextlib
 import functools
 import hashlib
 import json
+import logging
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Executor
 from itertools import product
@@ -25,9 +26,12 @@ from marft_jax.formats import jsonlines
 from marft_jax.models.lora import Adapters
 from marft_jax.run import transcripts
 from marft_jax.run.compatibility import identity_of
+from marft_jax.run.directory import numbered_folder
 from marft_jax.run.inputs import inputs_of
 from marft_jax.run.reporters import Reporter
 from marft_jax.run.setup import Session, open_source, play_held_out
+
+LOGGER = logging.getLogger("marft_jax")
 
 WITHOUT_EFFECT = {
     # only learning reads them
@@ -125,19 +129,26 @@ def key_of(session: Session, adapters: Mapping[str, Adapters] | None, size: int 
 
 
 def _saved(file: Path, key: str, samples: int, tasks: int) -> dict[tuple[int, int], Record]:
-    """Reads the records with this key, and deletes all other lines of the file."""
+    """Reads the records with this key. Moves those of other keys to ``earlier-N/`` beside the file,
+    and deletes torn lines; answers to more tasks or samples than these stay in the file."""
     found: dict[tuple[int, int], Record] = {}
+    others: list[Record] = []
 
     def keep(record: Record) -> bool:
         place = record["sample"], record["index"]
-        fits = record["index"] < tasks and record["sample"] < samples
-        if record["key"] != key or not fits or place in found:
+        if record["key"] != key:
+            others.append(record)
             return False
-        found[place] = record
-        return True
+        return found.setdefault(place, record) is record
 
-    jsonlines.keep(file, keep)
-    return found
+    def move() -> None:
+        if others:
+            aside = numbered_folder(file.parent, "earlier") / file.name
+            jsonlines.append(aside, map(jsonlines.dumps, others))
+            LOGGER.warning("%d responses of other settings are now in %s", len(others), aside)
+
+    jsonlines.keep(file, keep, move)
+    return {at: own for at, own in found.items() if at[0] < samples and at[1] < tasks}
 
 
 class PeriodicEvaluation:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import os
 import socket
 import tempfile
@@ -52,6 +53,42 @@ def own_directory(run: Path) -> Iterator[Path]:
         raise BadInput(f"--run.dir {run}: {why}") from error
     with held:
         yield run
+
+
+_WRITTEN = (
+    "metrics.jsonl", "transcripts", "evaluations", "checkpoints", "tensorboard", "wandb",
+    "mlflow.db", "log.txt", "config.yaml", "team.yaml", "inputs.json", "demonstrations.jsonl",
+)  # fmt: skip
+
+
+def set_history_aside(run: Path) -> list[str]:
+    """Moves what a run that begins anew would replace to ``unsaved-N/`` below it.
+
+    What a start left that ended before its first step (an empty ``metrics.jsonl``) stays.
+
+    Returns:
+        A line that says so, if there was anything.
+    """
+    there = [name for name in _WRITTEN if _holds_something(run / name)]
+    if not there or (run / _WRITTEN[0]).is_file() and not {*there} & {*_WRITTEN[:4]}:
+        return []
+    aside = numbered_folder(run, "unsaved")
+    for name in there:
+        os.replace(run / name, aside / name)
+    return [f"there is no checkpoint to continue from: what was here before is now in {aside}"]
+
+
+def numbered_folder(folder: Path, name: str) -> Path:
+    """Makes the folder ``name-N`` below a folder, with the first free number."""
+    free = next(f for n in itertools.count(1) if not (f := folder / f"{name}-{n}").exists())
+    free.mkdir()
+    return free
+
+
+def _holds_something(path: Path) -> bool:
+    if path.is_dir():
+        return any(path.iterdir())
+    return path.is_symlink() or path.is_file() and path.stat().st_size > 0
 
 
 def write_settings(folder: Path, config: Config, blueprint: Blueprint) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import tempfile
 from concurrent.futures import Executor
 from itertools import product
@@ -22,6 +23,7 @@ from marft_jax.evaluation.benchmarks import BenchmarkPlan, plans
 from marft_jax.evaluation.scores import Record, Scores, score
 from marft_jax.formats import foreign, jsonlines
 from marft_jax.run.answers import Answers
+from marft_jax.run.directory import numbered_folder
 from marft_jax.run.progress import Progress
 from marft_jax.run.setup import Session, open_session, open_source, restore_state
 from marft_jax.run.signals import Stop
@@ -155,8 +157,10 @@ def _file_name(plan: BenchmarkPlan, step: int | None, variant: Variant) -> str:
 def _write_summary(path: Path, scores: Scores) -> None:
     """``summary.json``: all figures, those of earlier evaluations in the folder too."""
     rows: dict[str, Any] = {}
-    with contextlib.suppress(BadInput):
-        rows = foreign.read_settings(path)
+    try:
+        rows = foreign.read_settings(path) if path.exists() else {}
+    except BadInput:  # it is somebody else's, or torn
+        os.replace(path, numbered_folder(path.parent, "earlier") / path.name)
     for (name, variant), found in scores.items():
         rows[f"{name}, {variant}"] = found.metrics(name) | {
             "tasks": found.tasks,

@@ -25,7 +25,12 @@ from marft_jax.rollout.pipeline import Pipeline
 from marft_jax.run import inputs
 from marft_jax.run.answers import PeriodicEvaluation
 from marft_jax.run.checkpoints import Schedule
-from marft_jax.run.directory import disk_errors, own_directory, write_settings
+from marft_jax.run.directory import (
+    disk_errors,
+    own_directory,
+    set_history_aside,
+    write_settings,
+)
 from marft_jax.run.guard import Guard
 from marft_jax.run.loggers import MakeWriter, find_loggers
 from marft_jax.run.metrics import Compilations
@@ -101,6 +106,7 @@ def _open(
     done, is_lead = int(state.step), processes.is_lead()
     goes_on = done < config.run.steps
     if goes_on:
+        news += [] if done else set_history_aside(folder)
         write_settings(folder, config, blueprint)
         inputs.write(folder, learns_from)
     used = loggers if goes_on and is_lead else []

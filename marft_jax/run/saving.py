@@ -49,7 +49,6 @@ def resume(
                 f"{checkpoints.skipped[-1]}; bring one back from a copy, move checkpoints/ away to "
                 "begin anew, or choose another --run.dir"
             )
-        guard.forget_after(0)
         return initial_state(session, fresh), []
     done = int(saved.state.step)
     guard.recall(saved.meta["guard"])

@@ -97,3 +97,11 @@ def test_no_table_cuts_a_heading_or_a_number(width, widest, capsys):
     for text in [*whole, f"@16 {found.accuracy}", f"@16 {found.passed[16].mean:.4f}"]:
         assert text in shown
     assert "…" not in shown and max(map(len, shown.splitlines())) <= widest
+
+
+def test_tasks_with_other_numbers_of_samples_have_the_passes_of_the_fewest():
+    rows = [record(0, s, float(s > 1), right=s > 1) for s in range(4)]
+    found = score([*rows, record(1, 0, 1.0, right=True), record(1, 1, 0.0, right=False)])
+    assert found.samples == 2 and sorted(found.passed) == [1, 2]
+    assert found.passed[1].mean == pytest.approx(0.5)
+    assert found.passed[2].mean == pytest.approx((5 / 6 + 1) / 2)

@@ -464,6 +464,10 @@ def test_the_command_writes_the_page_and_says_how_large_it_is(tmp_path, capsys):
         ("nowhere", "page.html", "--run nowhere: expected a run directory"),
         ("mine", "nowhere/page.html", "--out nowhere/page.html: expected a file name"),
         ("mine", "mine", "--out mine: expected a file name"),
+        *(
+            ("mine", f"mine/{name}", f"--out mine/{name}: expected a new file or an HTML page")
+            for name in ("metrics.jsonl", "config.yaml", "log.txt")
+        ),
     ],
 )
 def test_wrong_input_is_one_line(run, out, shown, tmp_path, monkeypatch, capsys):
@@ -472,6 +476,7 @@ def test_wrong_input_is_one_line(run, out, shown, tmp_path, monkeypatch, capsys)
     with pytest.raises(SystemExit) as left:
         report.main(["--run", run, "--out", out])
     assert left.value.code == 2 and shown in capsys.readouterr().err
+    assert (tmp_path / "mine" / "metrics.jsonl").read_text().startswith("{")
 
 
 HOSTS = {
