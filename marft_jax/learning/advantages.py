@@ -81,7 +81,8 @@ def magnitudes(chain: Chain, values_EJ: np.ndarray | None = None) -> np.ndarray:
     cancel out.
     """
     values_EJ = np.zeros_like(chain.rewards_EJ) if values_EJ is None else values_EJ
-    added_E = np.maximum(np.abs(chain.rewards_EJ).sum(1), chain.reward_size_E)
+    sizes_EJ = np.where(np.isfinite(chain.rewards_EJ), np.abs(chain.rewards_EJ), 0)
+    added_E = np.maximum(sizes_EJ.sum(1), chain.reward_size_E)
     return np.abs(values_EJ) + added_E[:, None]
 
 

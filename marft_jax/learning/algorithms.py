@@ -143,6 +143,8 @@ def normalized_advantages(
 ) -> Estimated:
     """Computes (advantages_EJ, returns_EJ), the advantages as the losses use them.
 
+    Agents with an advantage that is not finite have NaN; others are normalised without them.
+
     Raises:
         BadInput: a user's algorithm or normaliser returned something else.
     """
@@ -151,8 +153,13 @@ def normalized_advantages(
     if not isinstance(both, tuple) or len(both) != 2:
         raise BadInput(f"{what}: expected (advantages_EJ, returns_EJ), got {shown(both)}")
     advantages_EJ, returns_EJ = (check_shape(chain.rewards_EJ, x, what) for x in both)
+    broken = chain.agent_EJ[(chain.mask_EJ > 0) & ~np.isfinite(advantages_EJ)]
+    is_out_EJ = np.isin(chain.agent_EJ, broken)
+    chain = chain._replace(weight_EJ=np.where(is_out_EJ, 0, chain.weight_EJ))
+    advantages_EJ = np.where(is_out_EJ | (chain.mask_EJ == 0), 0, advantages_EJ)
     more = ()
     if algo.normalize in NORMALIZERS:
         more = magnitudes(chain, values_EJ), algo.compares
     normal_EJ = find_normalizer(algo.normalize)(advantages_EJ, chain, *more)
-    return check_shape(advantages_EJ, normal_EJ, f"--algo.normalize {algo.normalize}"), returns_EJ
+    normal_EJ = check_shape(advantages_EJ, normal_EJ, f"--algo.normalize {algo.normalize}")
+    return np.where(is_out_EJ & (chain.mask_EJ > 0), np.nan, normal_EJ), returns_EJ

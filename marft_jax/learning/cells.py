@@ -29,7 +29,7 @@ class Cells(NamedTuple):
     def mean(self, x: np.ndarray) -> np.ndarray:
         """Weighted mean of each entry's cell: Σ w·x / Σ w."""
         weights_Z = sums_of(self.weights, self.cells)
-        sums_Z = sums_of(x * self.weights, self.cells)
+        sums_Z = sums_of(np.where(self.weights > 0, x, 0) * self.weights, self.cells)
         return (sums_Z / np.where(weights_Z > 0, weights_Z, 1))[self.cells]
 
     def rms(self, x: np.ndarray) -> np.ndarray:

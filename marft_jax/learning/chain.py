@@ -116,7 +116,7 @@ class Chain(NamedTuple):
             by_base: numbers of the decisions of each base, ``[U, B, X]``.
         """
         flat = np.concatenate([by_base[base].reshape(-1) for base in self.positions.shapes])
-        return flat.astype(np.float64)[self.positions.flat_EJ] * self.mask_EJ
+        return np.where(self.mask_EJ > 0, flat.astype(np.float64)[self.positions.flat_EJ], 0)
 
     def scatter(self, x_EJ: np.ndarray) -> dict[str, np.ndarray]:
         """Numbers of links where their decisions stand in the rows of each base,

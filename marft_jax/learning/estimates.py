@@ -97,7 +97,8 @@ def estimate(
             chain = _charge_kl(algo, algorithm, batch, kls, reference, rounding)
     values_EJ = None
     if values is not None:
-        largest = np.abs(returns_to_go(chain)).max()
+        returns_EJ = np.abs(returns_to_go(chain))
+        largest = returns_EJ.max(where=np.isfinite(returns_EJ), initial=0.0)
         largest *= not is_rounding(largest, chain.reward_size_E.max())
         values_scale = values_scale.update(largest, largest, _SCALE_DECAY)
         values_EJ = chain.gather(values) * values_scale.mean
@@ -156,7 +157,7 @@ def _charge_kl(
         rows, behaviour_UBA = batch.rows[base], batch.rows[base].actions.behaviour_BA
         moved_UBA = behaviour_UBA + rounding * (1 + abs(behaviour_UBA) + abs(reference_UBA))
         slack_UBA = _reference_kl(moved_UBA, reference_UBA, rows, algo) - kls[base]
-        squares[base] = np.square(slack_UBA)
+        squares[base] = np.where(np.isfinite(slack_UBA), np.square(slack_UBA), 0)
     if algorithm.level == "action":
         kls, squares = (
             {base: sums_by_turn(x_UBA, batch.rows[base]) for base, x_UBA in by_base.items()}

@@ -37,7 +37,7 @@ class Totals(NamedTuple):
         gradient: of each adapter.
         critic_gradient: of each part of the critic.
         by_adapter: ``[N]``: decisions; ``count``, by which the gradient is divided; KL of the
-            update; decisions with an advantage that counts.
+            update; decisions with an advantage that counts; tokens whose gradient is not finite.
         by_agent: ``[P]``: metrics, and how many numbers were not finite.
         critic_loss: of all decisions.
     """
@@ -60,8 +60,8 @@ class Stepped(NamedTuple):
 
 _MEANS = ("entropy", "approx_kl", "clip_fraction", "correction_weight")  # over decisions
 _PER_AGENT = ("decisions", *_MEANS, "tokens", "logprob_gap")
-_WATCHED = ("logprobs", "behaviour logprobs", "advantages")  # for what is not finite
-_PER_ADAPTER = ("decisions", "count", "kl", "nonzero_advantages")
+_WATCHED = ("logprobs", "behaviour logprobs", "advantages", "values")  # for what is not finite
+_PER_ADAPTER = ("decisions", "count", "kl", "nonzero_advantages", "nonfinite")
 
 
 def zeros(
@@ -118,19 +118,43 @@ def gradients(
     """Computes the totals of one microbatch."""
     with jax.named_scope("policy"):
         if spec.learns:
-            policy = jax.grad(functools.partial(_policy_loss, spec, base, r=r, t=t), has_aux=True)
-            grad_policy, (logprobs_BA, seen) = policy(adapters)
+            how = {"alpha": spec.settings.lora.alpha, "r": r}
+            states = functools.partial(logprobs.policy_states, spec.graphdef, base, **how)
+            policy = functools.partial(_policy_loss, spec, base, r=r, t=t)
+            grad_policy, broken_BA, (_, (logprobs_BA, seen)) = _isolated(states, policy, adapters)
         else:
             grad_policy = jax.tree.map(jnp.zeros_like, adapters)
             logprobs_BA, seen = _seen_without_a_pass(spec, r)
-    critic_loss, grad_critic = jnp.zeros(()), critic
+            broken_BA = jnp.zeros_like(r.actions.mask_BA)
+    critic_loss, grad_critic, unvalued_BX = jnp.zeros(()), critic, jnp.zeros_like(t.advantages_BX)
     if t.scored.values_BX is not None:
         with jax.named_scope("critic"):
-            value = functools.partial(_value_loss, spec, base, r=r, t=t)
-            critic_loss, grad_critic = jax.value_and_grad(value)(critic)
-    by_adapter = _sums_by_adapter(spec, seen, r, t, lora.shape_of(adapters)[0])
-    by_agent = _sums_by_agent(spec, logprobs_BA, seen, r, t)
+            value = functools.partial(values, spec, base, r=r, features_BXD=t.scored.features_BXD)
+            error = functools.partial(_value_loss, spec, r=r, t=t)
+            grad_critic, unvalued_BX, (critic_loss, _) = _isolated(value, error, critic)
+    by_adapter = _sums_by_adapter(spec, seen, r, t, broken_BA, lora.shape_of(adapters)[0])
+    by_agent = _sums_by_agent(spec, logprobs_BA, seen, r, t, unvalued_BX)
     return Totals(grad_policy, grad_critic, by_adapter, by_agent, critic_loss)
+
+
+def _isolated(
+    forward: Callable[[Any], jax.Array], loss: Callable[[jax.Array], tuple[jax.Array, Any]], x: Any
+) -> tuple[Any, jax.Array, tuple[jax.Array, Any]]:
+    """Gradient of a loss behind ``forward``, without the entries ``[B, ...]`` of its result where
+    that is not finite.
+
+    All adapters share one matrix product, in which 0 * NaN of one would be NaN of all.
+
+    Returns:
+        (gradient, which entries were left out, what the loss returned).
+    """
+    y, pull = jax.vjp(forward, x)
+    found, d_y = jax.value_and_grad(loss, has_aux=True)(y)
+    broken = ~jnp.isfinite(d_y)
+    if y.ndim == 3:  # all channels of a token
+        broken = broken.any(-1, keepdims=True)
+    [gradient] = pull(jnp.where(broken, 0, d_y))
+    return gradient, broken.reshape(y.shape[:2]), found
 
 
 def _seen_without_a_pass(
@@ -149,22 +173,20 @@ def _sums_by(labels: jax.Array, mask: jax.Array, size: int) -> Callable[[jax.Arr
 
 
 def _policy_loss(
-    spec: LearnerSpec,
-    base: Base,
-    adapters: lora.Adapters,
-    *,
-    r: Rows[jax.Array],
-    t: Targets,
+    spec: LearnerSpec, base: Base, hidden_BAD: jax.Array, *, r: Rows[jax.Array], t: Targets
 ) -> tuple[jax.Array, tuple[jax.Array, dict[str, jax.Array]]]:
     """Σ over decisions of correction · policy loss − entropy_coef · entropy + kl_coef · KL.
+
+    Args:
+        hidden_BAD: last hidden states of the policy where action tokens are predicted.
 
     Returns:
         (loss, (logprobs_BA, numbers of each decision that metrics are means of)).
     """
     settings, algo, level = spec.settings, spec.settings.algo, spec.algorithm.level
     mask_BX, _, _ = logprobs.decision_labels(r, level)
-    logprobs_BA, entropy_BA = logprobs.action_logprobs(
-        spec.graphdef, base, adapters, settings.lora.alpha, r, algo.entropy_coef != 0
+    logprobs_BA, entropy_BA = logprobs.score_actions(
+        spec.graphdef, base, hidden_BAD, r, algo.entropy_coef != 0
     )
 
     def log_prob(x_BA: jax.Array) -> jax.Array:
@@ -190,6 +212,7 @@ def _policy_loss(
     if algo.kl_in == "loss" and t.scored.reference_BA is not None:
         kl_BA = losses.reference_kl(logprobs_BA, t.scored.reference_BA, algo.estimator)
         loss_BX = loss_BX + algo.kl_coef * mean(kl_BA * r.actions.mask_BA)
+    loss_BX += jnp.where(jnp.isfinite(loss_BX), 0, jnp.nan) * new_BX  # its gradient is not finite
     seen = {
         "entropy": entropy_BX,
         "approx_kl": losses.approx_kl(new_BX, old_BX),
@@ -200,36 +223,37 @@ def _policy_loss(
 
 
 def _value_loss(
-    spec: LearnerSpec,
-    base: Base,
-    critic: critic_lib.Critic,
-    *,
-    r: Rows[jax.Array],
-    t: Targets,
-) -> jax.Array:
+    spec: LearnerSpec, values_BX: jax.Array, *, r: Rows[jax.Array], t: Targets
+) -> tuple[jax.Array, None]:
     """Sum over decisions of the critic's error."""
     assert t.scored.values_BX is not None
     algo, level = spec.settings.algo, spec.algorithm.level
     mask_BX, _, _ = logprobs.decision_labels(r, level)
-    values_BX = values(spec, base, critic, r, t.scored.features_BXD)
     error_BX = losses.value_loss(
         values_BX, t.scored.values_BX, t.returns_BX, algo.value_clip, algo.huber_delta
     )
-    return jnp.sum(error_BX * mask_BX)
+    return jnp.sum(error_BX * mask_BX), None
 
 
 def _sums_by_adapter(
-    spec: LearnerSpec, seen: dict[str, jax.Array], r: Rows[jax.Array], t: Targets, adapters: int
+    spec: LearnerSpec,
+    seen: dict[str, jax.Array],
+    r: Rows[jax.Array],
+    t: Targets,
+    broken_BA: jax.Array,
+    adapters: int,
 ) -> dict[str, jax.Array]:
     """Sums up the numbers of a microbatch's decisions by adapter."""
     mask_BX, _, owner_BX = logprobs.decision_labels(r, spec.algorithm.level)
     by_owner = _sums_by(owner_BX, mask_BX, adapters)
+    by_token = _sums_by(logprobs.of_turn(r.turns.owner_BK, r), r.actions.mask_BA, adapters)
     advantages_BX = t.advantages_BX * t.weights.weight * seen["correction_weight"]
     return {
         "decisions": by_owner(jnp.ones_like(mask_BX)),
         "count": by_owner(t.weights.count),
         "kl": by_owner(seen["approx_kl"]),
         "nonzero_advantages": by_owner(advantages_BX != 0),
+        "nonfinite": by_token(broken_BA),
     }
 
 
@@ -239,6 +263,7 @@ def _sums_by_agent(
     seen: dict[str, jax.Array],
     r: Rows[jax.Array],
     t: Targets,
+    unvalued_BX: jax.Array,
 ) -> dict[str, jax.Array]:
     """Sums up the numbers of a microbatch's decisions by agent."""
     mask_BX, agent_BX, _ = logprobs.decision_labels(r, spec.algorithm.level)
@@ -251,6 +276,7 @@ def _sums_by_agent(
         "logprobs": by_token(~jnp.isfinite(logprobs_BA)),
         "behaviour logprobs": by_token(~jnp.isfinite(r.actions.behaviour_BA)),
         "advantages": by_agent(~jnp.isfinite(t.advantages_BX)),
+        "values": by_agent(unvalued_BX),
     }
 
 

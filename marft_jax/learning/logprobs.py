@@ -128,41 +128,39 @@ def _score_backward(gradient: jax.Array, d_scores: _Scores) -> tuple[jax.Array, 
 _score_once.defvjp(_score_forward, _score_backward)
 
 
-def action_logprobs(
+def policy_states(
     graphdef: Graph,
     base: decoder.Base,
     adapters: lora.Adapters | None,
     alpha: float,
     r: Rows[jax.Array],
-    entropy_learns: bool = True,
-) -> tuple[jax.Array, jax.Array]:
-    """``score_actions`` of the policy: every token passes through its owner's adapter."""
-    hidden_BAD = hidden_states(
-        graphdef, base, r, r.actions.index_BA, adapters, r.tokens.owners_BT, alpha
-    )
-    return score_actions(graphdef, base, hidden_BAD, r, entropy_learns)
+) -> jax.Array:
+    """Last hidden states where action tokens are predicted, ``[B, A, D]``: every token passes
+    through its owner's adapter."""
+    owners_BT = r.tokens.owners_BT
+    return hidden_states(graphdef, base, r, r.actions.index_BA, adapters, owners_BT, alpha)
 
 
 def decision_labels(r: Rows[jax.Array], level: Level) -> tuple[jax.Array, jax.Array, jax.Array]:
     """(mask, agent, owner) of each decision."""
     if level == "action":
         return r.turns.mask_BK, r.turns.agent_BK, r.turns.owner_BK
-    return r.actions.mask_BA, token_agents(r), _of_turn(r.turns.owner_BK, r)
+    return r.actions.mask_BA, token_agents(r), of_turn(r.turns.owner_BK, r)
 
 
 def token_agents(r: Rows[jax.Array]) -> jax.Array:
     """Agent that wrote each action token."""
-    return _of_turn(r.turns.agent_BK, r)
+    return of_turn(r.turns.agent_BK, r)
 
 
-def _of_turn(x_BK: jax.Array, r: Rows[jax.Array]) -> jax.Array:
-    """A number of each turn, at each of its action tokens."""
+def of_turn(x_BK: jax.Array, r: Rows[jax.Array]) -> jax.Array:
+    """Numbers of turns, at each of their action tokens."""
     return jnp.take_along_axis(x_BK, r.actions.turn_BA, axis=-1)
 
 
 def turn_sums(x_BA: jax.Array, r: Rows[jax.Array]) -> jax.Array:
     """Sums over the tokens of each turn, at each of its tokens, ``[B, A]``."""
-    return _of_turn(per_decision(x_BA, r, "action", jnp.ones_like(r.turns.divisor_BK)), r)
+    return of_turn(per_decision(x_BA, r, "action", jnp.ones_like(r.turns.divisor_BK)), r)
 
 
 def decision_index(r: Rows[jax.Array], level: Level) -> jax.Array:

@@ -36,4 +36,5 @@ def label_means(
 ) -> tuple[np.ndarray, np.ndarray]:
     """(means, turns) of each of ``count`` labels, in which every turn has the weight 1."""
     turns_P = sums_of(chain.weight_EJ, labels_EJ, count)
-    return sums_of(x_EJ * chain.weight_EJ, labels_EJ, count) / np.maximum(turns_P, 1), turns_P
+    x_EJ = np.where(chain.mask_EJ > 0, x_EJ, 0) * chain.weight_EJ
+    return sums_of(x_EJ, labels_EJ, count) / np.maximum(turns_P, 1), turns_P

@@ -61,7 +61,8 @@ def apply(
 ) -> tuple[TrainState, dict[str, Stepped]]:
     """Takes a step of the optimiser.
 
-    An adapter or a part of the critic whose gradient is not finite takes no step. Nor does an
+    An adapter or a part of the critic takes no step where a decision's gradient, the sum of them or
+    Adam's direction is not finite; the norm that is reported is NaN then. Nor does an
     adapter none of whose decisions has an advantage: Adam would take a full step for the entropy
     bonus or the KL alone.
 
@@ -104,6 +105,7 @@ def _policy_step(
         (policy.adapters, policy.adapters_opt, total.gradient),
         own["count"],
         moves_N,
+        own["nonfinite"],
         settings.algo.weight_decay,
     )
     return policy._replace(adapters=adapters, adapters_opt=adapters_opt), norm_N
@@ -120,11 +122,11 @@ def _critic_step(
     lr = 0.0 if settings.critic is None else settings.critic.lr * scale
     parts = zip(
         *(critic, critic_opt, total.critic_gradient),
-        critic_lib.decisions(critic, total.by_agent["decisions"]),
+        *(critic_lib.decisions(critic, total.by_agent[name]) for name in ("decisions", "values")),
         strict=True,
     )
     optimizer = make_optimizer(settings.algo)
-    stepped = [_step(optimizer, lr, (x, o, g), n, n > 0) for x, o, g, n in parts]
+    stepped = [_step(optimizer, lr, (x, o, g), n, n > 0, bad) for x, o, g, n, bad in parts]
     critic, critic_opt, norms = (critic_lib.Critic(*part) for part in zip(*stepped, strict=True))
     return critic, critic_opt, jnp.concatenate(norms)
 
@@ -135,6 +137,7 @@ def _step(
     part: tuple[optax.Params, optax.OptState, optax.Updates],
     count_M: jax.Array,
     moves_M: jax.Array,
+    nonfinite_M: jax.Array,
     decay: float = 0.0,
 ) -> tuple[optax.Params, optax.OptState, jax.Array]:
     """A step of stacked members, each with its own clipping and Adam state.
@@ -143,6 +146,7 @@ def _step(
         part: parameters, optimiser state and gradient sums, leading axis M; or empty trees.
         count_M: decisions behind each member's gradient sum.
         moves_M: which members change; the others keep their optimiser state too.
+        nonfinite_M: entries that were left out of each gradient sum, as they were not finite.
         decay: of the parameters, per unit of the rate, beside Adam's step (Loshchilov and Hutter
             2019); no state, so that a run may change it when it continues.
 
@@ -163,7 +167,9 @@ def _step(
     count_M = jnp.maximum(count_M, 1)
     gradient = jax.tree.map(lambda g: g / per_member(count_M, g), gradient)
     norm_M = jax.vmap(optax.tree.norm)(gradient)
-    moves_M &= jnp.isfinite(norm_M)
     updates, new_opt = jax.vmap(optimizer.update)(gradient, opt)
+    is_sound_M = jnp.isfinite(norm_M + jax.vmap(optax.tree.norm)(updates)) & (nonfinite_M == 0)
+    norm_M = jnp.where(is_sound_M, norm_M, jnp.nan)
+    moves_M &= is_sound_M
     new = jax.tree.map(lambda x, u: x - lr * (u + decay * x if decay else u), params, updates)
     return choose(new, params), choose(new_opt, opt), norm_M

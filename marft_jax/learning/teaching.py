@@ -85,7 +85,8 @@ def teacher_advantage(
         student: behaviour log-probs in the rows of each base, ``[U, B, A]``.
         teacher: log-probs in the rows of ``taught``.
     """
-    return taught.chain.gather(teacher) - chain.gather(student) * taught.chain.mask_EJ
+    difference_EJ = taught.chain.gather(teacher) - chain.gather(student)
+    return np.where(taught.chain.mask_EJ > 0, difference_EJ, 0)
 
 
 def _shown(episode: Episode, team: Team, teaching: Teaching) -> Episode | None:

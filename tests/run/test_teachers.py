@@ -96,6 +96,25 @@ def test_an_agent_without_a_teacher_learns_nothing():
     assert not np.array_equal(state.adapters[MAIN]["q"]["b"][1], before["q"]["b"][1])
 
 
+def test_a_teacher_whose_logprobs_are_no_numbers_stops_its_own_student_alone(monkeypatch):
+    learner, team = learner_of(Teacher(), Teacher(sees="answer"))
+    episodes = episodes_of(team)
+    _, sound, _, _ = learn(learner, episodes)
+    before, whole = learner.init().adapters[MAIN], learner._teach
+
+    def teach(batch):
+        return np.where(batch.chain.agent_EJ == 0, np.nan, whole(batch))
+
+    monkeypatch.setattr(learner, "_teach", teach)
+    _, state, _, metrics = learn(learner, episodes)
+    assert metrics["nonfinite"]["gradient"].tolist() == [1, 0]
+    assert np.isnan(metrics["teacher_kl"][0]) and np.isfinite(metrics["teacher_kl"][1])
+    for target, parts in state.adapters[MAIN].items():
+        for part, x in parts.items():
+            np.testing.assert_array_equal(x[0], before[target][part][0])
+            np.testing.assert_array_equal(x[1], sound.adapters[MAIN][target][part][1])
+
+
 def test_the_reward_is_learned_from_where_it_has_a_weight():
     both, team = learner_of(None, Teacher(), reward_coef=2.0, group_size=2)
     alone, _ = learner_of(None, Teacher())
