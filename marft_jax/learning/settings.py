@@ -102,10 +102,10 @@ class Branching:
         "last"
     )
     """Which turn receives the reward. last, equal, step_discount, per_step: as of appo. siblings: a
-    turn receives the mean return of its subtree minus that of its siblings, which are further
-    samples of the same turn (C3, arXiv 2603.06859). tree: its step reward minus theirs (AT-GRPO,
-    arXiv 2510.11062). solo: the team's return minus what the turn's agent earns alone on the task
-    (CCPO, arXiv 2603.21563)."""
+    turn receives its value minus the mean value of its siblings, which are further samples of the
+    same turn (C3, arXiv 2603.06859); a value is the mean return of what follows. tree: its step
+    reward minus theirs (AT-GRPO, arXiv 2510.11062). solo: the team's return minus what the turn's
+    agent earns alone on the task (CCPO, arXiv 2603.21563)."""
     branches: Natural = setting(0, needs="algo.credit siblings or tree or solo")
     """Further samples of a turn; with credit solo, samples of each agent alone on a task."""
     branch_at: str = setting("random", needs="algo.credit siblings or tree")

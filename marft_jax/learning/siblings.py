@@ -17,11 +17,16 @@ from marft_jax.learning.layers import turn_sums
 def sibling_advantage(chain: Chain, by_step: bool = False) -> np.ndarray:
     """Leave-one-out advantage of a turn: A_i = V_i − mean of V_j over its siblings j ≠ i.
 
-    Siblings are samples of the same turn from the same state: the trunk and its branches at that
-    turn. V of a branch is its return. V of the trunk at turn t is the mean return of the trunk and
-    of all branches at later turns; with ``by_step`` it is the turn's own reward. With a KL in the
-    reward, V_i includes −KL of the turn itself. A turn without siblings gets 0, and all siblings
-    get exactly 0 where every V is the same.
+    Siblings are samples of the same turn from the same state: the trunk and its K branches at that
+    turn. V of a branch is its return. V of the trunk at turn t is the mean over the samples of the
+    turn after it, and so on to the end:
+
+        V_t = (V_{t+1} + Σ returns of the branches at t+1) / (K_{t+1} + 1);  V of the last turn: R
+
+    This is unbiased, also where the number of turns depends on what is sampled; a mean over all
+    leaves is not. With ``by_step`` V is the turn's own reward. With a KL in the reward, V_i
+    includes −KL of the turn itself. A turn without siblings gets 0, and all siblings get exactly 0
+    where every V is the same.
 
     Sources: leave-one-out credit by replay, C3 (arXiv 2603.06859); AT-GRPO (arXiv 2510.11062).
     """
@@ -30,13 +35,13 @@ def sibling_advantage(chain: Chain, by_step: bool = False) -> np.ndarray:
     trunk_E, branch_E = chain.origin.trunk_E, chain.origin.branch_E
     advantages_EJ = np.zeros_like(chain.rewards_EJ)
     for trunk in np.flatnonzero(branch_E < 0):
-        tree_E = trunk_E == trunk
-        for turn in np.unique(branch_E[tree_E & (branch_E >= 0)]):
+        tree_E, later = trunk_E == trunk, returns_E[trunk]
+        for turn in reversed(np.unique(branch_E[tree_E & (branch_E >= 0)])):
             siblings = np.flatnonzero(tree_E & (branch_E == turn))
-            leaves_E = tree_E & ((branch_E < 0) | (branch_E > turn))
             is_own_J = chain.turn.number_EJ[trunk] == turn
-            own = paid_EJ[trunk, is_own_J].sum(keepdims=True) if by_step else returns_E[leaves_E]
-            value = own[0] + (own - own[0]).mean() - chain.kl_EJ[trunk, is_own_J].sum()
+            own = paid_EJ[trunk, is_own_J].sum() if by_step else later
+            later += (returns_E[siblings] - later).sum() / (len(siblings) + 1)
+            value = own - chain.kl_EJ[trunk, is_own_J].sum()
             values = np.asarray([value, *(returns_E - kl_E)[siblings]]) - value
             if is_rounding(np.abs(values).max(), sizes_E[tree_E].max()):
                 continue
@@ -44,6 +49,18 @@ def sibling_advantage(chain: Chain, by_step: bool = False) -> np.ndarray:
             advantages_EJ[trunk] += apart[0] * is_own_J
             advantages_EJ[siblings] = apart[1:, None]
     return advantages_EJ * chain.mask_EJ
+
+
+def chances(chain: Chain) -> np.ndarray:
+    """Number of turns of each chain's trunk, divided by its mean over trunks, ``[E, 1]``.
+
+    Where one of T turns was drawn to have branches, T weighs the turn. Else short episodes, such as
+    those that end on success, would count more.
+
+    Source: Horvitz and Thompson 1952.
+    """
+    is_trunk_E, turns_E = chain.origin.branch_E < 0, chain.weight_EJ.sum(1).round()
+    return (turns_E[chain.origin.trunk_E] / turns_E[is_trunk_E].mean())[:, None]
 
 
 def step_sibling_advantage(chain: Chain) -> np.ndarray:

@@ -115,6 +115,87 @@ def test_estimates_converge_to_the_exact_advantages(game, coef):
         assert abs(np.mean(values) - (exact - coef * kl)) < error, (turn, first, second)
 
 
+# An episode: a turn succeeds (1) with the odds of its place and may end it; (odds, ends, return).
+SUCCESS = {
+    "ends on success": ([0.5] * 3, lambda done: done[-1], lambda done: float(done[-1])),
+    "two more turns after a first success": (
+        [0.5, 0.3, 0.6], lambda done: not done[0], lambda done: float(sum(done))),
+    "sooner is better": ([0.3] * 4, lambda done: done[-1], lambda done: done[-1] / len(done)),
+    "ends on failure": ([0.6] * 3, lambda done: not done[-1], lambda done: float(sum(done))),
+    "ends on two failures": (
+        [0.5] * 4, lambda done: done[-2:] == (0, 0), lambda done: float(sum(done))),
+    "never ends early": ([0.7, 0.2], lambda done: False, lambda done: float(done[-1] > done[0])),
+}  # fmt: skip
+
+
+class Play:
+    def __init__(self, odds, ends, pays):
+        self.odds, self.ends, self.pays = odds, ends, pays
+
+    def rest(self, done: tuple[int, ...]):
+        """(probability, whole episode) for each way in which it goes on."""
+        if len(done) == len(self.odds) or done and self.ends(done):
+            yield 1.0, done
+            return
+        for choice in (0, 1):
+            p = self.odds[len(done)] if choice else 1 - self.odds[len(done)]
+            yield from ((p * q, whole) for q, whole in self.rest((*done, choice)))
+
+    def value(self, done: tuple[int, ...]) -> float:
+        return sum(p * self.pays(whole) for p, whole in self.rest(done))
+
+    def advantage(self, done: tuple[int, ...]) -> float:
+        return self.value(done) - self.value(done[:-1])
+
+
+@pytest.mark.parametrize("branches", [1, 2, 3])
+@pytest.mark.parametrize("game", SUCCESS.values(), ids=SUCCESS)
+def test_a_trunks_estimates_are_unbiased_by_enumeration(game, branches):
+    """Advantages are linear in the returns of branches, so these are replaced by their means: the
+    sum over all trunks is then the expectation, exactly."""
+    play, found = Play(*game), dict[tuple[int, ...], list[tuple[float, float]]]()
+    for chance, whole in play.rest(()):
+        own, paid = trunk([0.0] * (len(whole) - 1) + [play.pays(whole)])
+        others = [branch(own, t, n + 1, play.value(whole[:t]))
+                  for t in range(len(whole)) for n in range(branches)]  # fmt: skip
+        [row, *_] = advantages((own, paid), *others)
+        for t, estimate in enumerate(row):
+            found.setdefault(whole[: t + 1], []).append((chance, estimate))
+    for done, estimates in found.items():
+        expected = sum(p * x for p, x in estimates) / sum(p for p, _ in estimates)
+        assert expected == pytest.approx(play.advantage(done), abs=1e-6), done
+
+
+@pytest.mark.parametrize("credit", ["siblings", "tree"])
+@pytest.mark.parametrize("game", SUCCESS.values(), ids=SUCCESS)
+def test_one_turn_of_each_episode_stands_for_all_its_turns(game, credit):
+    """The sum over trunks and drawn turns is the sum over all turns: the mean number of turns of
+    the batch, which holds every trunk as often as it is probable, scales all alike."""
+    play, by_step = Play(*game), credit == "tree"
+    given = {"algo.name": "grpo", "algo.credit": credit, "algo.branches": 2, "algo.group_size": 1}
+    config, played, chances = configure(given).algo, [], []
+    ways = list(play.rest(()))
+    drawn = [(chance, whole, t) for chance, whole in ways for t in range(len(whole))]
+    for member, (chance, whole, t) in enumerate(drawn):
+        own, _ = trunk([0.0] * len(whole), member)
+        paid = whole if by_step else [0] * (len(whole) - 1) + [play.pays(whole)]
+        mean = play.odds[t] if by_step else play.value(whole[:t])
+        played += [(own, np.float32(paid)), *(branch(own, t, n, mean) for n in (1, 2))]
+        chances.append((chance / len(whole), whole, t))
+    chain = chain_of_turns(*learnable(played, by_step=by_step))
+    found, _ = ALGORITHMS["grpo"].advantages(config, chain, None, None)
+    trunks = found[chain.origin.branch_E < 0]
+    turns = np.array([len(whole) for _, whole, _ in chances])
+    sums: dict[tuple[int, ...], float] = {}
+    for (chance, whole, t), row in zip(chances, trunks, strict=True):
+        done = whole[: t + 1]
+        sums[done] = sums.get(done, 0.0) + chance * row[t] * turns.mean()
+    for done, total in sums.items():
+        reached = sum(c for c, whole in ways if whole[: len(done)] == done)
+        right = done[-1] - play.odds[len(done) - 1] if by_step else play.advantage(done)
+        assert total == pytest.approx(reached * right, abs=1e-5), done
+
+
 @pytest.mark.parametrize("credit", ["siblings", "tree", "solo"])
 @pytest.mark.parametrize("name", ["grpo", "gspo"])
 def test_the_kl_of_other_turns_changes_nothing_where_all_are_worth_the_same(credit, name):
