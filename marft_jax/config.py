@@ -272,7 +272,8 @@ class Algo(Update):
     (agent), in each group (group), for each agent's n-th turn in a group (group_turn), for each
     agent in a group (group_agent), nowhere (none), or by your own package.module:function."""
     dynamic_sampling: bool = False
-    """Drops groups whose samples earned the same, and plays further tasks instead."""
+    """Drops groups whose samples have the same task reward, whatever penalties, costs and step
+    rewards add, and plays further tasks instead."""
     max_refills: Natural = setting(3, needs="algo.dynamic_sampling")
     """Most rounds of further tasks in a training step."""
 
@@ -482,6 +483,11 @@ def _between_sections(config: Config, evaluates: bool) -> dict[str, str]:
     if not algo.has_critic:  # none is true
         names = [f.name for f in dataclasses.fields(critic) if getattr(critic, f.name) != "none"]
         needs |= {f"critic.{name}": "an --algo.name with a critic" for name in names}
+    if not algo.reward_coef:
+        names = ["credit", "credit_discount", "step_reward", "overlong_buffer", "overlong_penalty"]
+        names += ["normalize", "reward_bias", "reward_scale", "reward_clip"]
+        names += ["kl_coef"] if algo.kl_in == "reward" else []
+        needs |= {f"algo.{name}": "--algo.reward_coef above 0" for name in names}
     if algo.correction == "none" or algo.correction == "auto" and not config.rollout.lag:
         for name in ("cap", "floor", "of"):
             needs[f"algo.correction_{name}"] = "--algo.correction decoupled or truncated"

@@ -207,11 +207,13 @@ class Credit(NamedTuple):
         pay: an episode to the reward of each of its turns, ``float32 [turns]``.
         by_step: each turn, a branch's too, earns its own step reward and not a share of the return.
         solo: a turn is compared with samples of its agent alone on the task.
+        of_task: as ``pay``, by the task's reward alone: without step rewards, penalties and costs.
     """
 
     pay: Callable[[Episode], np.ndarray]
     by_step: bool = False
     solo: bool = False
+    of_task: Callable[[Episode], np.ndarray] | None = None
 
     def __call__(self, episode: Episode) -> np.ndarray:
         """Rewards of the turns of an episode."""

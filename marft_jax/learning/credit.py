@@ -13,6 +13,7 @@ its turns were the only ones.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -31,19 +32,22 @@ if TYPE_CHECKING:
     from marft_jax.team.prompts import Team
 
 
+Shares = Callable[[int, Update], list[float]]
+"""(turns of a step, settings) to each turn's share of the step's reward."""
+
+
 class CreditRule(NamedTuple):
     """An entry of the table of credits.
 
     Attributes:
-        shares: (turns of a step, settings) to each turn's share of the step's reward; None where
-            each turn earns its own step reward.
+        shares: None where each turn earns its own step reward.
         advantage: compares turns with further samples, in place of the algorithm's baseline; None
             where the rule needs no further samples.
         solo: the further samples are of each agent alone on the task, and not of single turns.
         is_common: every agent is logged with the whole reward of the team.
     """
 
-    shares: Callable[[int, Update], list[float]] | None
+    shares: Shares | None
     advantage: Callable[[Chain], np.ndarray] | None = None
     solo: bool = False
     is_common: bool = False
@@ -85,30 +89,35 @@ def make_credit(algo: Update, team: Team) -> Credit:
     rule = CREDITS[algo.credit]
     functions = _step_rewards(algo, team) if rule.by_step else ()
 
-    def pay(episode: Episode) -> np.ndarray:
+    def earn(episode: Episode, shares: Shares | None) -> np.ndarray:
         rewards_K = np.zeros(len(episode.turns), np.float32)
         for step, result in enumerate(episode.results):
             so_far = [k for k, turn in enumerate(episode.turns) if turn.step <= step]
             if not so_far or episode.turns[so_far[-1]].step < step:
                 continue
             for turns in _of_players(episode, step, so_far):
-                if rule.shares is None:
+                if shares is None:
                     for k in turns:
                         turn = episode.turns[k]
                         score = _score(functions[turn.agent], turn, result.reward, episode)
                         rewards_K[k] += shape_reward(score, algo)
                 else:
-                    for k, share in zip(turns, rule.shares(len(turns), algo), strict=True):
+                    for k, share in zip(turns, shares(len(turns), algo), strict=True):
                         if share:  # 0 * infinity would be NaN
                             rewards_K[k] += share * shape_reward(result.reward, algo)
             for k, reward in _own_rewards(episode, step, so_far):
                 rewards_K[k] += shape_reward(reward, algo, bias=0.0)
+        return rewards_K
+
+    def pay(episode: Episode) -> np.ndarray:
+        rewards_K = earn(episode, rule.shares)
         if algo.overlong_buffer:
             rewards_K -= [_length_penalty(turn, algo) for turn in episode.turns]
         rewards_K -= [_tool_cost(turn) for turn in episode.turns]
         return rewards_K
 
-    return Credit(pay, rule.by_step, rule.solo)
+    of_task = functools.partial(earn, shares=rule.shares or _last_turn)
+    return Credit(pay, rule.by_step, rule.solo, of_task)
 
 
 def reward_size(episode: Episode, algo: Update) -> float:

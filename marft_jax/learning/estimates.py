@@ -109,7 +109,8 @@ def estimate(
         )
     if taught_EJ is not None:
         advantages_EJ = algo.reward_coef * advantages_EJ + algo.teacher_coef * taught_EJ
-        report["teacher_kl"] = label_means(-taught_EJ, chain, chain.agent_EJ, agents)[0]
+        tokens = chain._replace(weight_EJ=chain.mask_EJ)
+        report["teacher_kl"] = label_means(-taught_EJ, tokens, chain.agent_EJ, agents)[0]
     if algo.branches:
         for name, x_EJ in (("advantage", abs(advantages_EJ)), ("compared", advantages_EJ != 0)):
             report[name] = label_means(x_EJ, chain, chain.agent_EJ, agents)[0]

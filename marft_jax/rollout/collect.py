@@ -79,7 +79,9 @@ def collect(
         usable = [pair for pair in everything if pair[0][:3] not in lost]
         played, rewards = map(list, zip(*usable, strict=True))
         groups = list(dict.fromkeys(episode.group for episode in played))
-        kept = with_signal(played, rewards) if config.algo.dynamic_sampling else set(groups)
+        kept = set(groups)
+        if config.algo.dynamic_sampling:
+            kept = with_signal(played, list(map(credit.of_task or credit, played)))
         if len(kept) == wanted:
             break
     kept = kept or set(groups[:wanted])

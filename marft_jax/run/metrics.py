@@ -23,8 +23,6 @@ from marft_jax.rollout.tools_down import Called
 from marft_jax.team.prompts import Team
 from marft_jax.types import AnsweredCall, Episode, Turn
 
-_OF_RATIOS = ("approx_kl", "clip_fraction")
-
 
 def check_best_metric(name: str | None, known: Collection[str]) -> None:
     """Raises ``BadInput`` if no step will have the metric ``run.best_metric``.
@@ -132,14 +130,16 @@ def _of_agent(collected: Collected, agent: int, algo: Update) -> dict[str, float
     both = zip(collected.played, collected.played_rewards, strict=True)
     played = [(episode, paid) for episode, paid in both if episode.branch is None]
     turns = [turn for episode, _ in played for turn in episode.turns if turn.agent == agent]
-    masses = [turn.filtered_mass for turn in turns if turn.filtered_mass is not None]
     rewards = [agent_reward(episode, paid, agent, algo.credit) for episode, paid in played]
+    lengths = [len(turn.action) for turn in turns]
+    known = [(len(t.action), t.filtered_mass) for t in turns if t.filtered_mass is not None]
+    tokens = sum(n for n, _ in known)
     return {
         "reward": np.mean([r for r in rewards if r is not None] or [0.0]).item(),
-        "tokens": np.mean([len(turn.action) for turn in turns] or [0.0]).item(),
+        "tokens": np.mean(lengths or [0.0]).item(),
         "truncated": np.mean([turn.truncated for turn in turns] or [0.0]).item(),
         "turns": len(turns) / len(played),
-    } | ({"kept": np.mean(masses).item()} if masses else {})
+    } | ({"kept": sum(n * mass for n, mass in known) / tokens} if tokens else {})
 
 
 def _of_tools(calls: Sequence[Called], team: Team) -> dict[str, float]:
@@ -188,7 +188,7 @@ def _of_learner(learned: Mapping[str, Any], team: Team, recorded: bool) -> dict[
     named = {}
     learning = [i for i, base in enumerate(team.bases) if base in team.learning_bases]
     for key, value in jax.device_get(dict(learned)).items():
-        if key == "nonfinite" or recorded and key in _OF_RATIOS:
+        if key == "nonfinite" or recorded and key == "approx_kl":
             continue
         if np.ndim(value) == 0:
             named[key] = value

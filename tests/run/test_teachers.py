@@ -81,7 +81,7 @@ def test_the_advantage_of_a_token_is_the_difference_of_the_log_probs(adapters):
         own = np.concatenate([turn.logprobs for turn in episode.turns])
         np.testing.assert_allclose(estimates.advantages_EJ[e], read - own, atol=2e-4)
     first = batch.chain.agent_EJ == 0
-    mean = -np.average(estimates.advantages_EJ[first], weights=batch.chain.weight_EJ[first])
+    mean = -np.average(estimates.advantages_EJ[first], weights=batch.chain.mask_EJ[first])
     assert metrics["teacher_kl"][0] == pytest.approx(mean, rel=1e-5)
 
 

@@ -1,0 +1,139 @@
+"""Metrics are the means that the table says they are; there are none of what an algorithm lacks."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+import small
+from one_step import LAYERS, ONCE, build, fresh, learner, settings
+
+from marft_jax.cli import parse
+from marft_jax.config import find_unread
+from marft_jax.errors import BadInput
+from marft_jax.learning.credit import groups_with_signal, make_credit
+from marft_jax.learning.settings import Grpo
+from marft_jax.rollout.collect import Collected, collect
+from marft_jax.run.metrics import _of_agent
+from marft_jax.types import AnsweredCall, Played
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("minibatches", [1, 2])
+@pytest.mark.parametrize("name", ["appo", "tppo", "grpo", "gspo", "cispo", "reinforce"])
+def test_means_are_over_tokens_or_decisions_as_said(name, minibatches):
+    """Against a whole forward pass: nothing moves where the learning rate is 0 in effect."""
+    config = settings(dataclasses.replace(ONCE, lr=1e-12, group_size=4, minibatches=minibatches))
+    episodes = small.random_episodes(8, steps=2, group=4, longest=9)
+    batch = build(config, episodes, name)
+    _, _, metrics = learner(config, name).learn(fresh(config, name), batch, 0)
+    turns = [t for e in episodes for t in e.turns]
+    logprobs_TV = small.full_forward(
+        small.adapters(layers=LAYERS), [t.prompt for t in turns], [t.action for t in turns],
+        [t.agent for t in turns], [1.0] * len(turns), rows=64, width=32,
+    )  # fmt: skip
+    for agent in range(2):
+        own = [(t, x) for t, x in zip(turns, logprobs_TV, strict=True) if t.agent == agent]
+        entropies = [-(np.exp(x) * x).sum(-1) for _, x in own]
+        changes = [x[np.arange(len(t.action)), t.action] - t.logprobs for t, x in own]
+        np.testing.assert_allclose(
+            metrics["entropy"][agent], np.concatenate(entropies).mean(), rtol=1e-4
+        )
+        if minibatches == 1:
+            gap = np.abs(np.concatenate(changes)).mean()
+            np.testing.assert_allclose(metrics["logprob_gap"][agent], gap, rtol=1e-4)
+        if name in ("tppo", "grpo", "cispo"):
+            change = np.concatenate(changes)
+            kl = (np.expm1(change) - change).mean()
+            np.testing.assert_allclose(metrics["approx_kl"][agent], kl, rtol=1e-3)
+    assert ("clip_fraction" in metrics) == (name != "reinforce")
+
+
+def test_kept_is_a_mean_over_tokens():
+    turns = [
+        small.turn(0, [1], [2] * n)._replace(filtered_mass=mass) for n, mass in ((1, 0.1), (9, 0.9))
+    ]
+    episode = small.episode(0, turns, [1.0])
+    rewards = [np.zeros(2)]
+    found = _of_agent(Collected([episode], rewards, [episode], rewards, 0, 0, 0.0), 0, Grpo())
+    assert found["kept"] == pytest.approx(0.82)
+
+
+NOTHING_FROM_THE_REWARD = [
+    ("normalize", "batch"), ("credit", "equal"), ("reward_bias", "0.5"), ("reward_scale", "2"),
+    ("reward_clip", "1"), ("overlong_buffer", "4"), ("kl_coef", "0.1"), ("credit", "per_step"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "value"), NOTHING_FROM_THE_REWARD)
+def test_settings_of_the_reward_are_refused_where_nothing_is_learned_from_it(name, value):
+    flags = ["--algo.name", "distill", f"--algo.{name}", value]
+    with pytest.raises(BadInput, match=f"--algo.{name}: .*needs --algo.reward_coef above 0"):
+        parse(flags)
+    more = ["--algo.step_reward", "verifier"] if value == "per_step" else []
+    taken = parse([*flags, *more, "--algo.reward_coef", "1", "--algo.group_size", "2"])
+    assert not find_unread(taken)
+
+
+def test_a_kl_in_the_loss_needs_no_reward():
+    assert parse(["--algo.name", "distill", "--algo.kl_coef", "0.1", "--algo.kl_in", "loss"])
+
+
+class Alike:
+    """Plays groups whose task rewards are equal, but for those that ``differ``."""
+
+    def __init__(self, change, differ=()):
+        self.change, self.differ = change, differ
+
+    def play(self, samples, step):
+        episodes = []
+        for sample in samples:
+            turn = small.turn(0, [1], [2] * 2, text="\\boxed{}")
+            reward = float(sample.index in self.differ and sample.member == 0)
+            episode = small.episode(sample.index, [turn], [reward])
+            episode = episode._replace(group=sample.group, member=sample.member)
+            episodes.append(self.change(episode) if sample.member == 0 else episode)
+        return Played(episodes, [])
+
+
+def with_turn(**change):
+    return lambda e: e._replace(turns=tuple(t._replace(**change) for t in e.turns))
+
+
+def calling(*costs):
+    calls = tuple(AnsweredCall("find", "{}", "", "ok", 0.5, cost) for cost in costs)
+    return with_turn(calls=calls)
+
+
+ADDED = {
+    "a longer text": (with_turn(action=np.arange(7)), {"overlong_buffer": 4}),
+    "a text at its limit": (with_turn(action=np.arange(8)), {"overlong_buffer": 8}),
+    "a large penalty": (
+        with_turn(action=np.arange(8)), {"overlong_buffer": 2, "overlong_penalty": 30.0}),
+    "a call": (calling(0.25), {}),
+    "three calls": (calling(0.1, 0.1, 0.3), {}),
+    "a call that pays": (calling(-0.5), {}),
+    "both": (
+        lambda e: calling(0.1)(with_turn(action=np.arange(8))(e)), {"overlong_buffer": 4}),
+    "a form": (
+        with_turn(text="\\boxed{7}"), {"credit": "per_step", "step_reward": "solver"}),
+    "a plan": (
+        with_turn(text="1. Add.\n2. Carry."), {"credit": "per_step", "step_reward": "planner"}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("scale", [1.0, 0.3])
+@pytest.mark.parametrize("added", ADDED)
+def test_dynamic_sampling_goes_by_the_task_alone(added, scale):
+    change, settings = ADDED[added]
+    algo = Grpo(episodes=8, group_size=4, dynamic_sampling=True, reward_scale=scale,
+                reward_bias=0.1, **settings)  # fmt: skip
+    config = small.config(algo=algo)
+    for signal in (groups_with_signal, lambda e, r: groups_with_signal(e, r, algo)):
+        credit = make_credit(algo, small.team(1))
+        dropped = collect(Alike(change, differ=(1, 4)), credit, signal, config, 0)
+        assert {e.index for e in dropped.episodes} == {1, 4}
+        assert dropped.dropped_groups > 0
+    [first, *_] = dropped.played
+    assert credit(first)[0] != credit(dropped.played[1])[0], "what is learned has it"
