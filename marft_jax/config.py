@@ -20,6 +20,7 @@ from marft_jax.errors import BadInput
 from marft_jax.setting import (
     LARGEST,
     Count,
+    Derived,
     Fraction,
     Natural,
     NonNegative,
@@ -83,7 +84,8 @@ class Model(Section):
     """Quantises the matrices of the base to 8 or 4 bits, which saves memory but no time. Adapters
     stay in float32."""
     context: Annotated[int, Field(ge=8, le=LARGEST)] = 256
-    """Longest prompt plus action, in tokens; default for any other base than tiny: 1024."""
+    """Longest prompt plus action, in tokens; default for any other base than tiny: 1024, or
+    what the base was trained for, if that is less."""
     thinking: bool = False
     """Lets a model think before it answers, if its chat template has such a mode (Qwen3)."""
     layers: Literal["auto", "stacked", "unrolled"] = "auto"
@@ -435,11 +437,38 @@ class Config:
 def fit_base(config: Config, given: Container[str]) -> Config:
     """Sets the lengths that are not ``given`` (as ``section.name``) to what the base needs: the
     defaults are those of ``tiny``, which writes a few bytes."""
-    if config.model.base != "tiny" and "model.context" not in given:
-        config = replaced(config, "model.context", 1024)
-    if config.model.base != "tiny" and "team.max_new_tokens" not in given:
-        config = replaced(config, "team.max_new_tokens", max(1, config.model.context // 4))
+    is_tiny = config.model.base == "tiny"
+    if "model.context" not in given:
+        usual = Model.context if is_tiny else 1024
+        config = replaced(config, "model.context", Derived(usual))
+    is_long = Team.max_new_tokens >= config.model.context
+    if "team.max_new_tokens" not in given and (is_long or not is_tiny):
+        config = replaced(config, "team.max_new_tokens", longest_action(config.model.context))
     return config
+
+
+def with_context(config: Config, context: int) -> Config:
+    """Returns the config with the context that its base has, and an action that fits."""
+    team = within(config.team, context)
+    return dataclasses.replace(replaced(config, "model.context", context), team=team)
+
+
+def within(team: Team, context: int) -> Team:
+    """Returns the section with a longest action that fits the context, if none was given."""
+    if not isinstance(team.max_new_tokens, Derived):
+        return team
+    longest = min(team.max_new_tokens, longest_action(context))
+    return dataclasses.replace(team, max_new_tokens=longest)
+
+
+def usual_team(config: Config) -> Team:
+    """Returns the section ``team`` on this base if nothing of it is given."""
+    return fit_base(dataclasses.replace(config, team=Team()), {"model.context"}).team
+
+
+def longest_action(context: int) -> Derived:
+    """Longest action by default: a quarter of the context."""
+    return Derived(max(1, context // 4))
 
 
 def validate(config: Config) -> None:

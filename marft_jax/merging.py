@@ -172,7 +172,8 @@ def _find_unread(words: Words, evaluates: bool) -> dict[str, str]:
         found[key] = f"unknown setting for {mine}; it belongs to {' and '.join(owners)}"
     config = _build(words)
     needs = config_lib.find_unread(config, evaluates=evaluates)
-    needs |= team_files.without_effect(config.team, config.algo.step_reward, config.env.name)
+    usual = config_lib.usual_team(config)
+    needs |= team_files.without_effect(config.team, usual, config.algo.step_reward, config.env.name)
     why = "this run does not read it; it needs"
     return found | {key: f"{why} {needed}" for key, needed in needs.items()}
 

@@ -54,6 +54,10 @@ class Section:
     __pydantic_config__ = ConfigDict(allow_inf_nan=False)
 
 
+class Derived(int):
+    """A number that follows from other settings, because nobody gave one."""
+
+
 def setting(
     default: T, *, needs: str | None = None, path: Callable[[str], bool] | None = None
 ) -> T:

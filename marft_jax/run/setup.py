@@ -16,7 +16,7 @@ import jax
 from jax.sharding import Mesh
 from rich.console import Console
 
-from marft_jax.config import Config, Model, Rollout, Update
+from marft_jax.config import Config, Model, Rollout, Update, with_context
 from marft_jax.engine.compiled import Shape
 from marft_jax.engine.engine import Engine
 from marft_jax.envs.base import EnvSource, Split, make
@@ -44,11 +44,11 @@ from marft_jax.sampling.protocol import Sampler
 from marft_jax.sampling.settings import SampledBase, SamplerSetup, make_sampler
 from marft_jax.setting import replaced
 from marft_jax.team.assemble import make_team, workflow_of
-from marft_jax.team.bases import models_of
+from marft_jax.team.bases import context_of, models_of
 from marft_jax.team.prompts import Team
 from marft_jax.team.team_files import Blueprint
 from marft_jax.team.workflows import find_workflow
-from marft_jax.types import Played, Player, Sample
+from marft_jax.types import MAIN, Played, Player, Sample
 
 
 class Session(NamedTuple):
@@ -106,18 +106,20 @@ def open_session(
     processes.start(config.mesh)
     meshes = mesh, _ = mesh_lib.make_meshes(config.mesh)
     models = models_of(config.model, blueprint.bases, blueprint.on)
-    shapes = list[DecoderConfig]()
+    shapes, contexts = list[DecoderConfig](), dict[str, int]()
 
-    def check(shape: DecoderConfig) -> None:
+    def check(name: str, shape: DecoderConfig) -> None:
         shapes.append(shape)
+        contexts[name] = context_of(name, models[name], shape.max_position)
         if len(shapes) == len(models):
             check_targets(shapes, config.lora.targets)
 
-    bases = {name: load_onto(meshes, model, check) for name, model in models.items()}
-    talk = {
-        name: (base.tokenizer, min(models[name].context, base.config.max_position))
-        for name, base in bases.items()
+    bases = {
+        name: load_onto(meshes, model, functools.partial(check, name))
+        for name, model in models.items()
     }
+    config = with_context(config, contexts.get(MAIN, config.model.context))
+    talk = {name: (base.tokenizer, contexts[name]) for name, base in bases.items()}
     team = make_team(config.team, config.lora.mode, blueprint, talk)
     _check_lengths(team)
     at_once = at_once or _at_once(config.algo)
@@ -373,6 +375,6 @@ def _check_lengths(team: Team) -> None:
     for profile, sampling, context in of_agents:
         if sampling.max_new_tokens >= context:
             raise BadInput(
-                f"agent {profile.name!r}: max_new_tokens {sampling.max_new_tokens}, expected less "
-                f"than the context of {context} tokens; raise --model.context or lower it"
+                f"agent {profile.name!r}: max_new_tokens: expected less than {context}, the context "
+                f"of its base, got {sampling.max_new_tokens}; lower it"
             )

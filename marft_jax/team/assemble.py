@@ -57,7 +57,10 @@ def make_team(
         learns[base][name] = profile.learns
     team = Team(
         profiles=profiles,
-        sampling=tuple(profile.sampling(settings) for profile in profiles),
+        sampling=tuple(
+            profile.sampling(config.within(settings, bases[base][1]))
+            for base, profile in zip(on, profiles, strict=True)
+        ),
         bases=on,
         owners=tuple(list(learns[base]).index(name) for base, name in zip(on, own, strict=True)),
         tokenizers=tuple(bases[base][0] for base in on),

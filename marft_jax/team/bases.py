@@ -12,7 +12,8 @@ from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass
 
 from marft_jax.config import Model
-from marft_jax.setting import Count
+from marft_jax.errors import BadInput
+from marft_jax.setting import Count, Derived
 from marft_jax.types import MAIN
 
 
@@ -41,6 +42,24 @@ class Base:
         """Makes the path of a model that lies beside the team file absolute."""
         path = folder / Path(self.model).expanduser()
         return dataclasses.replace(self, model=os.path.abspath(path)) if path.exists() else self
+
+
+def context_of(name: str, model: Model, longest: int) -> int:
+    """Returns the context of a base: as given, else by default and at most ``longest``.
+
+    Args:
+        longest: positions that the model was trained for.
+
+    Raises:
+        BadInput: it was given, and is longer.
+    """
+    if model.context > longest and not isinstance(model.context, Derived):
+        where = "--model.context" if name == MAIN else f"--team.file: bases: {name}: context"
+        raise BadInput(
+            f"{where}: expected at most {longest}, the longest that {model.base} was trained for, "
+            f"got {model.context}"
+        )
+    return min(model.context, longest)
 
 
 def folder_of(adapter: str, base: str, several: bool) -> str:

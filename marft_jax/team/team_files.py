@@ -82,9 +82,12 @@ _FIRST_RELEASE = {"role": "name", "with_answer": "answers"}
 _CHATML = re.compile(r"<\|im_start\|>\s*system\b\s*:?\s*|<\|im_end\|>")
 
 
-def without_effect(team: Team, step_reward: str | None, env: str) -> dict[str, str]:
+def without_effect(
+    team: Team, usual: Team, step_reward: str | None, env: str
+) -> dict[str, str]:
     """Settings of ``team``, and ``algo.step_reward``, that nobody in the team file would read, with
-    what they would need. What an agent's profile says itself, the settings cannot say."""
+    what they would need. What an agent's profile says itself, the settings cannot say. A value that
+    is ``usual`` on this base was not given."""
     try:
         blueprint = load_team(team.file)
     except BadInput:  # reported when the run loads its team
@@ -97,7 +100,8 @@ def without_effect(team: Team, step_reward: str | None, env: str) -> dict[str, s
     if team.max_tool_calls != default.max_tool_calls and ":" not in env:
         if not any(profile.tools for profile in blueprint.agents):
             found["team.max_tool_calls"] = "an agent with tools, or an --env.name of your own"
-    given = {f"team.{n}": n for n in Sampling._fields if getattr(team, n) != getattr(default, n)}
+    own = {n: (getattr(default, n), getattr(usual, n)) for n in Sampling._fields}
+    given = {f"team.{n}": n for n, values in own.items() if getattr(team, n) not in values}
     given |= {"algo.step_reward": "reward"} if step_reward is not None else {}
     for key, own in given.items():
         if all(getattr(profile, own) is not None for profile in blueprint.agents):

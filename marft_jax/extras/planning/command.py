@@ -30,8 +30,9 @@ from marft_jax.models import lora
 from marft_jax.models.tokenizers.tokenizer import ByteTokenizer
 from marft_jax.models.weights.sources import decoder_config
 from marft_jax.team.assemble import make_team, workflow_of
-from marft_jax.team.bases import models_of
+from marft_jax.team.bases import context_of, models_of
 from marft_jax.team.team_files import load_team
+from marft_jax.types import MAIN
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
@@ -77,10 +78,11 @@ def plans(
     models = models_of(config.model, blueprint.bases, [*blueprint.on, *filter(None, taught_by)])
     decoders = {base: decoder_config(model.base) for base, model in models.items()}
     talk = {
-        base: (ByteTokenizer(), min(models[base].context, decoder.max_position))
+        base: (ByteTokenizer(), context_of(base, models[base], decoder.max_position))
         for base, decoder in decoders.items()
         if base in blueprint.on
     }
+    config = config_lib.with_context(config, talk[MAIN][1]) if MAIN in talk else config
     lora.check_targets([decoders[base] for base in talk], config.lora.targets)
     team = make_team(config.team, config.lora.mode, blueprint, talk)
     work = step_work(config, team, workflow_of(config.team, blueprint))
