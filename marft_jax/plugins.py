@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import importlib.util
+import inspect
 import os
 import sys
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -135,6 +136,21 @@ def load_function(name: str, what: str, table: Mapping[str, _T]) -> _T:
     if not callable(found):
         raise BadInput(f"{what}: {name!r} is no function; name one")
     return found
+
+
+def check_takes(function: Any, what: str, *parameters: str) -> None:
+    """Raises ``BadInput`` for a user's function that cannot be called with these parameters."""
+    wanted = f"{what}: expected a function of ({', '.join(parameters)})"
+    if not callable(function):
+        raise BadInput(f"{wanted}, got {shown(function)}")
+    try:
+        signature = inspect.signature(function)
+    except ValueError:  # Python does not know it
+        return
+    try:
+        signature.bind(*parameters)
+    except TypeError:
+        raise BadInput(f"{wanted}, got one of {signature}{place(function)}") from None
 
 
 class Failure(NamedTuple):

@@ -26,7 +26,8 @@ import os
 import re
 import textwrap
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import Annotated, Any, TypeVar
+from types import NoneType, UnionType
+from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import numpy as np
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
@@ -183,6 +184,8 @@ def _value(key: str, words: Sequence[str], schema: Mapping[str, Any]) -> Any:
     types, several = [part.get("type") for part in parts], "items" in schema
     if len(words) == 1 and words[0].lower() in ("none", "null") and (several or "null" in types):
         return () if several else None
+    if "None" in words:  # of YAML: a key without a value
+        raise BadInput(f"--{key}: expected {expected(schema)}, got nothing; leave it out")
     is_text = "string" in types or several and schema["items"]["type"] == "string"
     for word in words if is_text else ():
         if not (word if several else word.strip()) and word != schema["default"]:
@@ -206,21 +209,47 @@ def checked(what: str, kind: TypeAdapter[T], value: object) -> T:
         raise BadInput(f"{what}: {fault_of(error)}") from None
 
 
-def fault_of(error: ValidationError, known: Collection[str] = ()) -> str:
-    """Describes the first fault that pydantic found: where, what was expected, and what came.
-
-    Args:
-        known: keys that there are, to suggest the nearest to an unknown key.
-    """
-    first = error.errors(include_url=False)[0]
+def fault_of(error: ValidationError, kind: Any) -> str:
+    """Describes a fault that pydantic found in a value of this type: where, what was expected, and
+    what came. An unknown key comes first: it may be why another one is missing."""
+    faults = error.errors(include_url=False)
+    unknown = [fault for fault in faults if fault["type"] in _UNKNOWN]
+    first = (unknown or faults)[0]
     where = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in first["loc"])
-    if first["type"] in ("unexpected_keyword_argument", "extra_forbidden"):
-        near = difflib.get_close_matches(str(first["loc"][-1]), known, n=1, cutoff=0.5)
-        hint = f"; did you mean {near[0]!r}?" if near else f"; known are {', '.join(sorted(known))}"
-        return f"{where.lstrip('.')}: unknown key{hint}"
+    if unknown:
+        *place, key = first["loc"]
+        return f"{where.lstrip('.')}: {unknown_key(str(key), keys_at(kind, place))}"
     what = re.sub("^(Input should be|Value error,) ", "", first["msg"])
-    what = "a value" if "missing" in first["type"] else what
+    for pattern, plain in _PLAIN_WORDS.items():
+        what = re.sub(pattern, plain, what)
     return f"{where.lstrip('.')}: expected {what}, got {first['input']!r:.60}".removeprefix(": ")
+
+
+def keys_at(kind: Any, place: Sequence[int | str]) -> list[str]:
+    """Returns the keys of the mapping at a place of a type, such as ``("bases", "large")``."""
+    origin, parts = get_origin(kind), get_args(kind)
+    if origin is Annotated:
+        return keys_at(parts[0], place)
+    if origin in (Union, UnionType):
+        return keys_at(next(part for part in parts if part is not NoneType), place)
+    if origin is not None:  # a list, or a mapping of any names
+        return keys_at(parts[1 if origin is dict else 0], place[1:])
+    known = get_type_hints(kind, include_extras=True)
+    return keys_at(known[str(place[0])], place[1:]) if place else [*known]
+
+
+def unknown_key(key: str, known: Collection[str]) -> str:
+    """Says that there is no such key, with the nearest that there is, or with all."""
+    near = nearest(key, known)
+    return "unknown key; " + (
+        f"did you mean {near[0]!r}?" if near else f"known are {', '.join(sorted(known))}"
+    )
+
+
+def nearest(name: str, known: Collection[str]) -> list[str]:
+    """Returns the name that begins like this, or that is spelled nearly so; or none."""
+    longer = sorted((k for k in known if len(name) > 1 and k.startswith(name)), key=len)
+    return longer[:1] or difflib.get_close_matches(name, known, n=1)
 
 
 def _wrong(key: str, words: Sequence[str], schema: Mapping[str, Any]) -> BadInput:
@@ -297,13 +326,27 @@ def help_lines(section: str, kind: type) -> Iterator[str]:
 
 
 def suggestion(key: str, known: Sequence[str]) -> str:
-    """Suggests a setting: of this name in another section, or the nearest."""
-    name = key.rpartition(".")[2]
-    same = [k for k in known if k.endswith(f".{name}")]
-    found = [*same, *difflib.get_close_matches(key, known, n=1, cutoff=0.5)]
-    return f"; did you mean {found[0]!r}?" if found else "; --help lists them"
+    """Suggests settings: of this name in other sections, the nearest in its section, or in all."""
+    section, _, name = key.rpartition(".")
+    names = {k: k.partition(".")[2] for k in known}
+    own = {k: n for k, n in names.items() if k.startswith(f"{section}.")}
+    searched = [(names, [name]), (own, nearest(name, own.values()))]
+    searched += [(names, nearest(name, names.values()))]
+    found = next(filter(None, ([k for k in at if at[k] in like] for at, like in searched)), [])
+    return f"; did you mean {' or '.join(map(repr, found[:3]))}?" if found else "; --help lists them"
 
 
+_UNKNOWN = ("unexpected_keyword_argument", "extra_forbidden")
+_PLAIN_WORDS = {
+    "^(a tuple, list, dictionary|a dictionary) or an instance of .*": "names with values",
+    "^a valid (tuple|list)$": "a list",
+    "^a valid string$": "text",
+    "^a valid dictionary$": "names with values",
+    "^(Field required|Missing required argument)": "a value",
+    "^Tuple should have (at (?:most|least) [0-9]+) items? .*": r"\1 items",
+    "^String should have at least 1 character$": "text",
+}
+"""What pydantic says, and what users of YAML would."""
 _INDENTED: Any = {"initial_indent": " " * 8, "subsequent_indent": " " * 8}
 _ONE = {
     "integer": "a whole number",

@@ -56,7 +56,7 @@ def report(study: Study, results: Sequence[Result], out: Path) -> None:
         _draw({name: runs for name, runs in curves.items() if runs}, out / "curves.png")
         _draw_differences(differences(study, results), out / "differences.png")
     except ImportError as error:
-        print(f"no picture: pip install 'marft_jax[plot]' ({error})", file=sys.stderr)
+        print(f"no picture: pip install -e '.[plot]' ({error})", file=sys.stderr)
 
 
 def table_lines(study: Study, results: Sequence[Result]) -> list[str]:

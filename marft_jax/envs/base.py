@@ -23,7 +23,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from marft_jax.config import EnvSettings
 from marft_jax.errors import BadInput
-from marft_jax.plugins import EXTRAS, load_extra, load_plugin, shown
+from marft_jax.plugins import EXTRAS, check_takes, load_extra, load_plugin, shown
 from marft_jax.setting import Count, Fraction
 from marft_jax.types import StepResult, Turn, without_thinking
 
@@ -298,6 +298,10 @@ def _bind(
             f"--env.name {name}: expected a class with reset(seed) and step(turns), got "
             f"{shown(factory)}" + (f" without {' and '.join(missing)}" if missing else "")
         )
+    if inspect.isclass(factory):
+        for method, parameter in (("reset", "seed"), ("step", "turns")):
+            of_class: Any = getattr(factory, method)
+            check_takes(of_class, f"--env.name {name}: {method}", "self", parameter)
     parameters = inspect.signature(factory).parameters
     given = _options(name, parameters, options) | dict(own)
     told = {"split": "train"} if "split" in parameters else {}
@@ -306,6 +310,7 @@ def _bind(
     except TypeError as error:
         raise BadInput(
             f"--env.name {name}: {error}; give its parameters defaults, or values in --env.options"
+            + "; an agent program is a function of (task, client)" * inspect.isfunction(factory)
         ) from error
     return functools.partial(factory, **given)
 

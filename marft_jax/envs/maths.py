@@ -52,7 +52,7 @@ def source(env: Settings, split: Split) -> EnvSource:
         BadInput: data is missing or wrong (see ``load.chooser``), or math-verify is not installed.
     """
     if importlib.util.find_spec("math_verify") is None:
-        raise BadInput("--env.name math needs the package math-verify: pip install math-verify")
+        raise BadInput("--env.name math needs the package math-verify: pip install -e .")
     pick, size = load.chooser(env, split)
     pool = GradingPool(env.workers, env.grade_seconds, env.extract)
 

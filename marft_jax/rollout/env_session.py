@@ -61,7 +61,7 @@ class EnvSession:
     def reset(self) -> str:
         """Creates the environment and returns its first observation."""
         self._env = self._spec.create_env()
-        observation = text_of("reset: the task", self._env.reset(self._task))
+        observation = _text("reset: the task", self._env.reset, self._task)
         self._has_tool = getattr(self._env, "tool", None) is not None
         if getattr(self._env, "players", None) is not None:
             self.players = _players(self._env, self._spec.team.names)
@@ -118,7 +118,7 @@ class EnvSession:
             raise BadInput(f"--team.workflow: {error}{_place_in(self._generator)}") from None
 
     def _view(self, agent: str, observation: str) -> str:
-        return text_of("view", self._env.view(agent, observation))
+        return _text("view", self._env.view, agent, observation)
 
     def step(self, turns: Sequence[Turn], acted: Sequence[str]) -> StepResult:
         """Steps the environment.
@@ -132,8 +132,10 @@ class EnvSession:
         try:
             result = result_of(answer, {*self.players, *self.players.values()} or acted)
         except BadInput as error:
-            what = f"the step of environment {type(self._env).__name__}"
-            raise BadInput(f"{what}: {error}{place(self._env.step)}") from None
+            what, code = f"the step of environment {type(self._env).__name__}", self._env.step
+            if (program := getattr(self._env, "play", None)) is not None:
+                what, code = "what the program returned", program
+            raise BadInput(f"{what}: {error}{place(code)}") from None
         if self._spec.snapshots and hasattr(self._env, "snapshot"):
             result = result._replace(snapshot=self._env.snapshot())
         return result
@@ -169,9 +171,8 @@ class EnvSession:
         _, calls = find_calls(turn.text, box.definitions, tokenizer)
         names = {tool.name for tool in box.tools}
         if self._has_tool and not any(call.name in names for call in calls):
-            answer = self._env.tool(turn)
-            if answer is not None:
-                text = text_of("the environment's tool", answer)
+            text = _text("the environment's tool", self._env.tool, turn, or_none=True)
+            if text is not None:
                 return [{"role": "user", "content": text}], ()
         answered = self._tools.answer(box, calls)
         return (messages_of(answered), answered) if calls else None
@@ -182,6 +183,15 @@ class EnvSession:
         generator, self._generator, self._env = self._generator, None, None
         if isinstance(generator, Generator):
             generator.close()
+
+
+def _text(what: str, code: Callable[..., Any], *given: Any, or_none: bool = False) -> Any:
+    """Calls users' code that returns a text, and checks it."""
+    answer = code(*given)
+    try:
+        return None if or_none and answer is None else text_of(what, answer)
+    except BadInput as error:
+        raise BadInput(f"{error}{place(code)}") from None
 
 
 def _players(env: Any, names: Sequence[str]) -> dict[str, str]:

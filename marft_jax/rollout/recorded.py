@@ -138,7 +138,7 @@ def _turn(turn: Any, what: str) -> RecordedTurn:
     try:
         calls = _CALLS.validate_python(fields.get("calls", ()))
     except ValidationError as error:
-        raise BadInput(f"{what}, calls{fault_of(error)}") from None
+        raise BadInput(f"{what}, calls{fault_of(error, tuple[AnsweredCall, ...])}") from None
     calls = tuple(call._replace(answer=text_of(what, call.answer)) for call in calls)
     return RecordedTurn(agent, text, tool not in (None, False), cut is True, calls)
 

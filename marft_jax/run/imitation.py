@@ -103,7 +103,10 @@ def _read(folder: Path, wanted: Wanted) -> list[Demonstration | str]:
         if not kept.is_file():
             raise BadInput("expected --data FILE, or --demonstrations N, got neither")
         files = [str(kept)]
-    return [one for file in files for one in read(file)]
+    found = [one for file in files for one in read(file)]
+    if not wanted.generated and all(isinstance(one, str) for one in found):
+        _check([str(one) for one in found], len(found))  # before a model is loaded
+    return found
 
 
 def prepared(
@@ -157,7 +160,10 @@ def prepared(
 
 
 def _check(faults: Sequence[str], of: int) -> None:
-    """Shows each fault on a line, and raises ``BadInput`` if there are any."""
+    """Shows each fault on a line, and raises ``BadInput`` if there are any; where all
+    demonstrations have one, for the first alone."""
+    if faults and len(faults) == of:
+        raise BadInput(f"{faults[0]}; none of {of} demonstrations can be replayed")
     for fault in faults[:_MOST]:
         print(f"marft_jax: {one_line(fault, 500)}", file=sys.stderr)
     if faults:

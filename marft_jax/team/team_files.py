@@ -36,9 +36,9 @@ from marft_jax.config import Team
 from marft_jax.errors import BadInput
 from marft_jax.formats import documents
 from marft_jax.plugins import given_object
-from marft_jax.setting import fault_of
+from marft_jax.setting import fault_of, unknown_key
 from marft_jax.team.bases import Base
-from marft_jax.team.dag import Graph, Node
+from marft_jax.team.dag import Graph
 from marft_jax.team.profiles import BUILT_IN, Name, Profile
 from marft_jax.team.teachers import Teacher
 from marft_jax.types import MAIN, Sampling
@@ -129,8 +129,7 @@ def load_team(file: str | None) -> Blueprint:
     try:
         team = _BLUEPRINT.validate_python(tree)
     except ValidationError as error:
-        fields = [field.name for field in dataclasses.fields(Profile)]
-        fault = fault_of(error, {*fields, *_KEYS, *Node._fields}).removeprefix("graph.")
+        fault = fault_of(error, Blueprint).removeprefix("graph.")
         raise BadInput(f"{file}: {fault}") from None
     _check_team(team, file)
     folder = Path(file).parent
@@ -220,6 +219,8 @@ def _tree(loaded: Any, file: str) -> dict[str, Any]:
         tree = {}
     if isinstance(tree, list):
         tree = {"agents": [_modern(row) for row in tree]}
+    for key in tree.keys() - _KEYS:
+        raise BadInput(f"{file}: {key}: {unknown_key(str(key), _KEYS)}")
     if not isinstance(tree.get("agents"), list):
         raise BadInput(f"{file}: expected a list of agents under `agents:`, got {loaded!r:.80}")
     tree = {key: value for key, value in tree.items() if value is not None}

@@ -8,12 +8,13 @@ generator of one step. A topology of your own is named as ``package.module:funct
 
 from __future__ import annotations
 
+import inspect
 from collections import Counter
 from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
 from marft_jax.errors import BadInput
-from marft_jax.plugins import load_extra, load_plugin, shown
+from marft_jax.plugins import check_takes, load_extra, load_plugin, shown
 from marft_jax.team.orchestrator import parse_call
 from marft_jax.team.profiles import last_answering
 from marft_jax.team.prompts import State, Team
@@ -183,4 +184,8 @@ def find_workflow(name: str) -> Callable[[Team, str], Workflow]:
     """
     if name in WORKFLOWS:
         return WORKFLOWS[name]
-    return load_plugin(name, "--team.workflow", WORKFLOWS)
+    found, what = load_plugin(name, "--team.workflow", WORKFLOWS), f"--team.workflow {name}"
+    if inspect.isclass(found):
+        raise BadInput(f"{what}: expected a generator function, got {shown(found)}")
+    check_takes(found, what, "team", "observation")
+    return found

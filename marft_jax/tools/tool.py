@@ -84,7 +84,7 @@ def parse_options(kind: type[Any], given: Mapping[str, Any], where: str) -> Any:
     try:
         return TypeAdapter(kind).validate_python(dict(given))
     except ValidationError as error:
-        raise BadInput(f"{where}: {fault_of(error, kind.__dataclass_fields__)}") from None
+        raise BadInput(f"{where}: {fault_of(error, kind)}") from None
 
 
 def function_source(function: Callable[..., Any], options: Options, where: str) -> Source:

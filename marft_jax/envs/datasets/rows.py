@@ -148,6 +148,6 @@ def _hub(source: str, name: str, subset: str | None, split: str) -> Iterator[tup
     except Exception as error:  # not installed, offline, unknown name, subset or split, ...
         raise BadInput(
             f"{source}: no such file, and as a hub id it cannot be loaded (which needs pip install "
-            f"datasets): {reason(error)}"
+            f'-e ".[hub]"): {reason(error)}'
         ) from error
     return ((f"{source} row {number}", row) for number, row in enumerate(rows, 1))

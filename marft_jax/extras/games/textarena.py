@@ -42,7 +42,7 @@ def source(settings: Settings, split: Split) -> EnvSource:
         BadInput: TextArena is not installed, or it has no such game.
     """
     if importlib.util.find_spec("textarena") is None:
-        raise BadInput("--env.name textarena needs TextArena: pip install textarena")
+        raise BadInput('--env.name textarena needs TextArena: pip install -e ".[games]"')
     arena: Any = importlib.import_module("textarena")
     try:
         arena.make(settings.game)

@@ -112,7 +112,7 @@ def load(name: str) -> Tree:
     if name == "kuhn_poker":
         return Tree(Kuhn, 2, Kuhn.information_state_string, -2.0, zero_sum=True)
     if importlib.util.find_spec("pyspiel") is None:
-        raise BadInput(f"--env.game {name} needs OpenSpiel: pip install 'marft_jax[games]'")
+        raise BadInput(f'--env.game {name} needs OpenSpiel: pip install -e ".[games]"')
     import pyspiel  # pyright: ignore[reportMissingImports]
 
     known = pyspiel.registered_names()

@@ -60,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
         try:
             from marft_jax.extras.gateway.http import make_server
         except ImportError as error:
-            what = f'{error.name} is not installed: pip install "marft_jax[serve]"'
+            what = f'{error.name} is not installed: pip install -e ".[serve]"'
             raise BadInput(what) from error
         with (
             _listen(own.host, own.port) as listener,

@@ -61,6 +61,7 @@ class ProgramEnv:
     """Environment that is a run of a program: it pays what the program returns.
 
     Attributes:
+        play: the program, whose results it returns.
         program: its calls, for the workflow.
         players: in a game, the player of each agent: itself.
     """
@@ -68,16 +69,16 @@ class ProgramEnv:
     def __init__(
         self, play: Play, first: int, endpoint: Callable[[], Endpoint], is_game: bool = False
     ) -> None:
-        self._play, self._first, self._endpoint = play, first, endpoint
+        self.play, self._first, self._endpoint = play, first, endpoint
         self.players = (lambda names: dict(zip(names, names, strict=True))) if is_game else None
         self.program = Channel()
         weakref.finalize(self, self.program.close)
 
     def reset(self, seed: int) -> str:
         task, kind = seed + self._first, Client
-        if inspect.iscoroutinefunction(self._play):
+        if inspect.iscoroutinefunction(self.play):
             kind = AsyncClient
-        self.program.start(self._play, task, kind(self.program, self._endpoint))
+        self.program.start(self.play, task, kind(self.program, self._endpoint))
         return f"task {task}"
 
     def step(self, turns: Sequence[Turn]) -> StepResult:

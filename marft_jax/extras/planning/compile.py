@@ -322,7 +322,7 @@ def compile_one(program: Any, hosts: Sequence[int]) -> Compiled:
         text = program.as_text()
     except jax.errors.JaxRuntimeError as error:
         raise BadInput(
-            '--topology: the versions of libtpu and jax do not match; pip install -U "jax[tpu]"'
+            '--topology: the versions of libtpu and jax do not match; pip install -U -e ".[tpu]"'
         ) from error
     return Compiled(
         seconds,

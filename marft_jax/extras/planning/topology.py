@@ -119,4 +119,4 @@ def _tpu_devices(name: str) -> Sequence[Any]:
 
 
 def _no_compiler(name: str, kind: str, extra: str) -> BadInput:
-    return BadInput(f'--topology {name}: no {kind} compiler; pip install "marft_jax[{extra}]"')
+    return BadInput(f'--topology {name}: no {kind} compiler; pip install -e ".[{extra}]"')

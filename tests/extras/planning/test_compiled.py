@@ -42,7 +42,7 @@ FOUND: dict[str, dict[str, object]] = {}
 def needs(*modules: str, extra: str):
     """Skips where none of these is installed, or programs are compiled for tests."""
     there = any(map(importlib.util.find_spec, modules)) and os.environ.get("MARFT_OPTIMISED") == "1"
-    why = f'bash scripts/check_compiled.sh runs it, with pip install "marft_jax[{extra}]"'
+    why = f'bash scripts/check_compiled.sh runs it, with pip install -e ".[{extra}]"'
     return pytest.mark.skipif(not there, reason=why)
 
 

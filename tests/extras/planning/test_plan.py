@@ -435,7 +435,7 @@ def test_a_shape_that_no_tpu_has_is_one_line_and_exit_code_2(capsys):
     told = capsys.readouterr().err.splitlines()
     assert left.value.code == 2 and "v5e:3x5" in told[-1]
     if not importlib.util.find_spec("libtpu"):
-        assert 'pip install "marft_jax[tpu]"' in told[-1]
+        assert 'pip install -e ".[tpu]"' in told[-1]
 
 
 @pytest.mark.parametrize("name", ["h100:2x8x8", "h100", "gtx1080:8"])
@@ -454,7 +454,7 @@ def test_without_a_gpus_compiler_it_says_how_to_get_it(capsys):
         plan_lib.main(["--topology", "h100:8"])
     told = capsys.readouterr().err
     assert left.value.code == 2 and told.count("\n") == 1
-    assert 'pip install "marft_jax[gpu-plans]"' in told
+    assert 'pip install -e ".[gpu-plans]"' in told
 
 
 def test_a_gpus_process_gets_the_share_that_jax_takes(monkeypatch):

