@@ -3,11 +3,63 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import gc
+import logging
+import sys
+import threading
+import time
 from pathlib import Path
+from typing import Any
 
 import jax
 from jax.sharding import Mesh
+
+LINE_SECONDS = 10.0
+"""Seconds between two lines about a program that is being compiled."""
+_LOGGER = logging.getLogger("marft_jax")
+
+
+class Watch:
+    """Says which program is being compiled, every ten seconds, until it is done.
+
+    The lines go to the run's log and display where these are open, else to stderr.
+    """
+
+    def __init__(self) -> None:
+        self._ends: dict[int, threading.Event] = {}  # of the compilation in each thread
+        self._done = 0
+        jax.monitoring.register_event_duration_secs_listener(self._note)
+
+    def _note(self, event: str, duration_secs: float, fun_name: str = "", **_: Any) -> None:
+        thread = threading.get_ident()
+        if event == "/jax/core/compile/jaxpr_to_mlir_module_duration":  # the compiler is next
+            self._end(thread)
+            end = self._ends[thread] = threading.Event()
+            how = fun_name, time.monotonic(), end
+            threading.Thread(target=self._tell, args=how, daemon=True).start()
+        elif event == "/jax/core/compile/backend_compile_duration":
+            self._end(thread)
+            self._done += 1
+
+    def _end(self, thread: int) -> None:
+        if end := self._ends.pop(thread, None):
+            end.set()
+
+    def _tell(self, program: str, start: float, end: threading.Event) -> None:
+        while not end.wait(LINE_SECONDS):
+            seconds = time.monotonic() - start
+            line = f"compiling {program}: {seconds:.0f} s; {self._done} programs are done"
+            if _LOGGER.handlers:
+                _LOGGER.info("%s", line)
+            else:
+                print(line, file=sys.stderr, flush=True)
+
+
+@functools.cache
+def watch() -> Watch:
+    """Begins to say what is compiled, once in this process."""
+    return Watch()
 
 
 def give_back_freed() -> None:

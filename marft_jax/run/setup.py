@@ -31,8 +31,8 @@ from marft_jax.learning.teaching import Teaching
 from marft_jax.models.decoder import DecoderConfig
 from marft_jax.models.lora import Adapters, check_targets, named
 from marft_jax.models.weights.load import BaseModel, copy_base, load_base
+from marft_jax.parallel import compilation, processes
 from marft_jax.parallel import mesh as mesh_lib
-from marft_jax.parallel import processes
 from marft_jax.plugins import load_extra
 from marft_jax.random_keys import Stream
 from marft_jax.rollout import rollout as rollout_lib
@@ -247,7 +247,9 @@ def _at_once(algo: Update) -> int:
 
 
 def use_compilation_cache() -> None:
-    """Caches compiled programs on disk, so that a second start does not compile them again."""
+    """Caches compiled programs on disk, so that a second start does not compile them again; and
+    says which program is being compiled where that takes long."""
+    compilation.watch()
     cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     if jax.config.jax_compilation_cache_dir is None:  # pyright: ignore[reportAttributeAccessIssue]
         jax.config.update("jax_compilation_cache_dir", str(Path(cache) / "marft_jax" / "xla"))
