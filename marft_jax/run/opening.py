@@ -34,13 +34,13 @@ from marft_jax.run.directory import (
 from marft_jax.run.guard import Guard
 from marft_jax.run.loggers import MakeWriter, find_loggers
 from marft_jax.run.metrics import Compilations
-from marft_jax.run.reporters import open_reporter
+from marft_jax.run.reporters import FROM_BASE, open_reporter
 from marft_jax.run.saving import open_checkpoints, resume, save_and_close, stopped
 from marft_jax.run.setup import Session, make_learner, open_session, open_source
 from marft_jax.run.signals import Stop
 from marft_jax.run.teachers import open_teaching
 from marft_jax.run.training import Training
-from marft_jax.setting import get, settings, with_absolute_paths
+from marft_jax.setting import Derived, get, settings, with_absolute_paths, words_of
 from marft_jax.team.assemble import workflow_of
 from marft_jax.team.team_files import Blueprint, load_team
 from marft_jax.team.workflows import find_workflow
@@ -97,6 +97,7 @@ def _open(
     inputs.check_unchanged(Path(config.run.dir), learns_from)
     pipeline = Pipeline(ahead=config.rollout.lag > 0)
     session = open_session(config, blueprint, stop=stop, collective=pipeline.collective)
+    derived = _derived(config, session.config)
     config, team = session.config, session.team
     learner = make_learner(session, open_teaching(session, blueprint))
     guard = Guard(config.guard, team.names, folder / "transcripts" / "guard.jsonl")
@@ -114,7 +115,7 @@ def _open(
     reporter = open_reporter(folder, config.run.steps, used, done, console)
     reporter = stack.enter_context(reporter)
     news += [warning] if (warning := reuses_samples(config.algo)) else []
-    news += _objects(config)
+    news += [*derived, *_objects(config)]
     if not session.sampler.capabilities.repeats:
         news.append("the sampler does not repeat: what is sampled again is sampled anew")
     for base in session.bases.values():
@@ -187,6 +188,17 @@ def check_learns(config: Config, blueprint: Blueprint) -> None:
                 f"agent {profile.name!r}: expected a temperature above 0 in training, got 0: "
                 "greedy samples teach nothing; raise --team.temperature, or its own"
             )
+
+
+def _derived(given: Config, config: Config) -> Iterator[str]:
+    """Yields a line on settings that nobody gave and that follow from the base."""
+    found = [
+        f"--{key} {' '.join(words_of(key, value))}"
+        for key, _ in settings(config)
+        if isinstance(value := get(config, key), Derived) or value != get(given, key)
+    ]
+    if found:
+        yield f"{FROM_BASE}{', '.join(found)}"
 
 
 def _objects(config: Config) -> Iterator[str]:

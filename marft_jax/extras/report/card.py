@@ -28,6 +28,7 @@ class Card(NamedTuple):
         written: time of the last line of the log.
         earned: of a game: mean reward of each agent at the last step, in words; else "".
         curve: the reward, as points in a box of 100 by 24.
+        changes: of settings by a later start, with their steps.
         events: of the guard.
         warnings: lines of the log, newest last.
     """
@@ -41,23 +42,25 @@ class Card(NamedTuple):
     best: tuple[int, float] | None
     earned: str
     curve: str
+    changes: list[str]
     events: list[str]
     warnings: list[str]
 
 
 class Setting(NamedTuple):
-    """Values of a setting in all runs, as words."""
+    """Values of a setting in all runs, as words; ``derived``: from the base, where none was given."""
 
     key: str
     default: str
     values: list[str]
+    derived: bool = False
 
     @property
     def changed(self) -> str:
         """``auto`` or ``given`` if a value differs from a default that is auto or not; else ""."""
         differs = any(value not in ("", self.default) for value in self.values)
         kept = self.key in _PLACES or not differs
-        return "" if kept else "auto" if self.default == "auto" else "given"
+        return "" if kept else "auto" if self.derived or self.default == "auto" else "given"
 
 
 def card(run: RunRecord) -> Card:
@@ -83,6 +86,7 @@ def card(run: RunRecord) -> Card:
         best=max(rewards.items(), key=lambda item: item[1], default=None),
         earned=_earned(run),
         curve=_points(list(rewards.values())),
+        changes=[str(change) for change in run.changed[-_MOST:]],
         events=[_event(row) for row in run.guard[-_MOST:]],
         warnings=[line for line in run.log if re.search(r" (WARNING|ERROR) ", line)][-_MOST:],
     )
@@ -90,14 +94,30 @@ def card(run: RunRecord) -> Card:
 
 def settings(runs: Sequence[RunRecord]) -> list[Setting]:
     """Lists every setting of the runs, those first that differ from the default."""
-    given = [{key: _in_words(value) for key, value in run.settings.items()} for run in runs]
+    given = [_over_time(run) for run in runs]
+    derived = [run.derived - {change.key for change in run.changed} for run in runs]
     both = itertools.chain(*(run.settings.items() for run in runs))
     known = {key: _in_words(value) for key, value in defaults(dict(both)).items()}
     found = [
-        Setting(key, known.get(key, "no such setting now"), [own.get(key, "") for own in given])
+        Setting(
+            key,
+            known.get(key, "no such setting now"),
+            [own.get(key, "") for own in given],
+            all(key in own for own in derived),
+        )
         for key in dict.fromkeys(itertools.chain(known, *given))
     ]
     return sorted(found, key=lambda setting: not setting.changed)
+
+
+def _over_time(run: RunRecord) -> dict[str, str]:
+    """Returns the settings of a run: the last ones, or each with its first step."""
+    found = {key: _in_words(value) for key, value in run.settings.items()}
+    for change in run.changed:
+        if change.key in found:
+            before = found[change.key] if "; from step" in found[change.key] else change.old
+            found[change.key] = f"{before}; from step {change.step}: {change.new}"
+    return found
 
 
 def _in_words(value: Any) -> str:

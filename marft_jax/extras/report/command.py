@@ -25,7 +25,7 @@ from marft_jax.errors import BadInput, printable
 from marft_jax.evaluation.tables import folding
 from marft_jax.extras.report.card import card
 from marft_jax.extras.report.page import render
-from marft_jax.extras.report.reading import RunRecord, read_runs, span_of
+from marft_jax.extras.report.reading import RunRecord, check_runs, read_runs, span_of
 from marft_jax.extras.report.serving import serve
 from marft_jax.formats import jsonlines
 from marft_jax.setting import check_local
@@ -47,8 +47,9 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
         elif own.out is not None:
             write(folders, _file(own.out), span_of(own.steps))
         else:
-            console = Console()
-            console.print(overview(read_runs(folders)))
+            found = overview(read_runs(folders))
+            check_runs(folders)
+            Console().print(found)
     sys.exit(0)
 
 
@@ -66,6 +67,7 @@ def overview(runs: Sequence[RunRecord]) -> Table:
 def write(folders: Sequence[Path], out: Path, span: range | None = None) -> None:
     """Reads the run directories and replaces the page atomically."""
     html = render(read_runs(folders), span)
+    check_runs(folders)
     jsonlines.write(out, [html])
     print(f"{printable(str(out))}: {len(html.encode()) / 1e6:.1f} MB", flush=True)
 

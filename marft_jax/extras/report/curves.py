@@ -63,7 +63,9 @@ def curves(runs: Sequence[RunRecord]) -> dict[str, Any]:
     for run, variant in zip(runs, variants(runs), strict=True):
         metrics = {name: _thinned(run.metrics, name, blocks) for name in run.metric_names}
         own = {key: str(run.settings.get(key, "?")) for key in differing}
-        drawn.append({"name": run.name, "variant": variant, "settings": own, "metrics": metrics})
+        changed = sorted({change.step for change in run.changed})
+        of_run = {"name": run.name, "variant": variant, "settings": own, "changed": changed}
+        drawn.append(of_run | {"metrics": metrics})
     return {"width": width, "steps": [block[-1] for block in blocks], "runs": drawn}
 
 

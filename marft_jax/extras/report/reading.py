@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import datetime
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,6 +19,7 @@ from marft_jax.errors import BadInput, reason
 from marft_jax.formats import documents, foreign
 from marft_jax.learning import settings as algorithms
 from marft_jax.run.manifest import MANIFEST
+from marft_jax.run.reporters import FROM_BASE
 
 Row = dict[str, Any]
 Notes = list[str]
@@ -31,6 +32,7 @@ _GAMES = {
     "matches.jsonl": ("{agent} against {opponent}", "won"),
 }
 """Files with figures of a game's checkpoints: name of a line in the chart, and the figure."""
+_OF_A_RUN = ("config.yaml", "metrics.jsonl", "log.txt", "transcripts", "checkpoints", "evaluations")
 _MOST_OF_FILE, _MOST_OF_LINE = 1 << 28, 1 << 24  # bytes that are read
 
 
@@ -39,6 +41,18 @@ class Checkpoint(NamedTuple):
 
     step: int
     metric: float | None
+
+
+class Change(NamedTuple):
+    """A change of a setting, or of the team's file: the first step that was played with it."""
+
+    step: int
+    key: str
+    old: str
+    new: str
+
+    def __str__(self) -> str:
+        return f"step {self.step}: {self.key} was {self.old}, is {self.new}"
 
 
 class RunRecord(NamedTuple):
@@ -106,6 +120,24 @@ class RunRecord(NamedTuple):
         return list(dict.fromkeys(name for row in self.metrics.values() for name in row))
 
     @property
+    def derived(self) -> set[str]:
+        """Settings that nobody gave and that follow from the base, as the log says."""
+        lines = [line for line in self.log if FROM_BASE in line]
+        return {key for line in lines for key in re.findall(r"--(\w+\.\w+)", line)}
+
+    @property
+    def changed(self) -> list[Change]:
+        """Settings that a later start changed, as the log says, in the order of steps."""
+        found, step = list[Change](), 1
+        for line in self.log:
+            if start := re.search(r" mesh .*, (?:continuing after step (\d{1,15})|from the beginning)$", line):
+                step = int(start[1] or 0) + 1
+                found = [one for one in found if one.step < step]  # those were not saved
+            elif change := re.search(r" INFO (?:--([\w.]+)|(team: \S+)) was (.*), is (.*)$", line):
+                found.append(Change(step, change[1] or change[2], change[3], change[4]))
+        return found
+
+    @property
     def rewards(self) -> dict[int, float]:
         """Mean reward by step."""
         name = "reward/mean"
@@ -124,6 +156,14 @@ def read_runs(folders: Iterable[Path]) -> list[RunRecord]:
     runs = [read_run(folder) for folder in dict.fromkeys(folders)]
     names = [run.name for run in runs]
     return [r._replace(name=str(r.folder)) if names.count(r.name) > 1 else r for r in runs]
+
+
+def check_runs(folders: Sequence[Path]) -> None:
+    """Raises ``BadInput`` if no folder holds anything of a run."""
+    if not any((folder / name).exists() for folder in folders for name in _OF_A_RUN):
+        raise BadInput(
+            f"--run {folders[0]}: expected a run directory, found none of {', '.join(_OF_A_RUN)}"
+        )
 
 
 def read_run(folder: str | Path) -> RunRecord:

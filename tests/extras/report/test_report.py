@@ -29,6 +29,7 @@ from marft_jax.extras.report.page import render
 from marft_jax.extras.report.reading import read_run, read_runs
 from marft_jax.formats import foreign, jsonlines
 from marft_jax.learning import settings as algorithms
+from marft_jax.run.reporters import FROM_BASE
 
 
 class Elements(HTMLParser):
@@ -160,6 +161,112 @@ def test_the_algorithm_is_among_what_was_changed(tmp_path):
     rows = {row.key: row for row in card.settings([read_run(run)])}
     assert (rows["algo.name"].changed, rows["algo.name"].default) == ("given", "appo")
     assert (rows["env.name"].changed, rows["env.name"].default) == ("given", "arithmetic")
+
+
+START = "2026-01-01 10:00:00,000 INFO appo: a (solo) on tiny, arithmetic; cpu mesh 1x1x1; runs/x, "
+
+
+def changed_run(folder: Path, *log: str) -> Path:
+    """A run of 12 steps whose log has these lines; INFO stands before each but starts."""
+    run = write_run(folder, steps=range(1, 13))
+    text = [line if line.startswith(START) else f"{START[:24]}INFO {line}" for line in log]
+    (run / "log.txt").write_text("".join(f"{line}\n" for line in text))
+    return run
+
+
+@pytest.mark.parametrize(
+    ("log", "changes", "shown"),
+    [
+        ([f"{START}from the beginning"], [], {"env.difficulty": "4"}),
+        (
+            [
+                f"{START}from the beginning",
+                f"{START}continuing after step 8",
+                "--env.difficulty was 1, is 4",
+            ],
+            ["step 9: env.difficulty was 1, is 4"],
+            {"env.difficulty": "1; from step 9: 4"},
+        ),
+        (
+            [
+                f"{START}continuing after step 2",
+                "--algo.lr was 0.1, is 0.2",
+                "--lora.targets was ['q'], is ['q', 'v']",
+                f"{START}continuing after step 6",
+                "--algo.lr was 0.2, is 0.001",
+                "team: solver.prompt was 'Add, is 3.', is 'Solve.'",
+            ],
+            [
+                "step 3: algo.lr was 0.1, is 0.2",
+                "step 3: lora.targets was ['q'], is ['q', 'v']",
+                "step 7: algo.lr was 0.2, is 0.001",
+                "step 7: team: solver.prompt was 'Add, is 3.', is 'Solve.'",
+            ],
+            {"algo.lr": "0.1; from step 3: 0.2; from step 7: 0.001"},
+        ),
+        (  # the first start with it was killed before it saved a step
+            [
+                f"{START}continuing after step 8",
+                "--env.difficulty was 1, is 2",
+                f"{START}continuing after step 8",
+                "--env.difficulty was 1, is 4",
+            ],
+            ["step 9: env.difficulty was 1, is 4"],
+            {"env.difficulty": "1; from step 9: 4"},
+        ),
+        (  # begun anew
+            [
+                f"{START}continuing after step 8",
+                "--env.difficulty was 1, is 2",
+                f"{START}from the beginning",
+            ],
+            [],
+            {"env.difficulty": "4"},
+        ),
+    ],
+)
+def test_a_change_stands_at_its_step_in_the_table_and_in_the_curves(log, changes, shown, tmp_path):
+    run = changed_run(tmp_path / "mine", *log)
+    settings = run / "config.yaml"
+    settings.write_text(settings.read_text().replace("difficulty: 3", "difficulty: 4"))
+    rows = {row.key: row for row in card.settings([read_run(run)])}
+    for key, value in shown.items():
+        assert rows[key].values == [value] and rows[key].changed
+    assert card.card(read_run(run)).changes == changes
+    page = page_of(run)
+    steps = sorted({int(re.findall(r"\d+", line)[0]) for line in changes})
+    assert data_of(page)["runs"][0]["changed"] == steps
+    assert all(html.escape(line) in page.replace("&#39;", "&#x27;") for line in changes)
+
+
+DERIVED = f"{FROM_BASE}--model.context 512, --algo.lr 0.001, --lora.targets q k v o"
+
+
+@pytest.mark.parametrize(
+    ("log", "kind"),
+    [
+        ([f"{START}from the beginning", DERIVED], "auto"),
+        ([f"{START}from the beginning", DERIVED, f"{START}continuing after step 2"], "auto"),
+        ([f"{START}from the beginning"], "given"),
+        (
+            [
+                f"{START}from the beginning",
+                DERIVED,
+                f"{START}continuing after step 2",
+                "--model.context was 256, is 512",
+                "--lora.targets was ['q'], is ['q', 'k']",
+            ],
+            "given",
+        ),
+    ],
+)
+def test_what_follows_from_the_base_was_not_changed(log, kind, tmp_path):
+    run = changed_run(tmp_path / "mine", *log)
+    text = (run / "config.yaml").read_text().replace("context: 256", "context: 512")
+    text = text.replace("- all-linear", "- q\n  - k\n  - v\n  - o")
+    (run / "config.yaml").write_text(text)
+    rows = {row.key: row for row in card.settings([read_run(run)])}
+    assert [rows[key].changed for key in ("model.context", "lora.targets")] == [kind] * 2
 
 
 def test_then_and_now_begins_with_the_task_that_went_from_wrong_to_right(tmp_path):
@@ -468,15 +575,36 @@ def test_the_command_writes_the_page_and_says_how_large_it_is(tmp_path, capsys):
             ("mine", f"mine/{name}", f"--out mine/{name}: expected a new file or an HTML page")
             for name in ("metrics.jsonl", "config.yaml", "log.txt")
         ),
+        ("empty", "page.html", "--run empty: expected a run directory, found none of config.yaml"),
+        ("empty", None, "--run empty: expected a run directory, found none of config.yaml"),
+        ("other", None, "--run other: expected a run directory, found none of config.yaml"),
+        ("file", None, "--run file: expected a run directory, found none"),
     ],
 )
 def test_wrong_input_is_one_line(run, out, shown, tmp_path, monkeypatch, capsys):
     write_run(tmp_path / "mine")
+    for folder in ("empty", "other"):
+        (tmp_path / folder).mkdir()
+    for file in ("other/rows.jsonl", "file"):
+        (tmp_path / file).write_text("")
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit) as left:
-        report.main(["--run", run, "--out", out])
+        report.main(["--run", run, *(["--out", out] if out else [])])
     assert left.value.code == 2 and shown in capsys.readouterr().err
     assert (tmp_path / "mine" / "metrics.jsonl").read_text().startswith("{")
+    assert not (tmp_path / "page.html").exists()
+
+
+@pytest.mark.parametrize("name", ["config.yaml", "metrics.jsonl", "log.txt"])
+def test_a_run_that_has_just_begun_is_in_the_table_and_folders_beside_runs_do_no_harm(
+    name, tmp_path, capsys
+):
+    for folder in ("young", "evaluations"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "young" / name).write_text("")
+    with pytest.raises(SystemExit, match="0"):
+        report.main(["--run", *map(str, sorted(tmp_path.iterdir()))])
+    assert "young" in capsys.readouterr().out
 
 
 HOSTS = {

@@ -152,6 +152,25 @@ function ticks(u) {
   ctx.restore();
 }
 
+// A line before the step at which a later start changed settings.
+function changed(u) {
+  const { ctx, bbox } = u;
+  ctx.save();
+  ctx.strokeStyle = css("--quiet");
+  ctx.setLineDash([3 * devicePixelRatio, 3 * devicePixelRatio]);
+  for (const run of data.runs)
+    for (const step of run.changed) {
+      const place = placesOf([run])[data.steps.findIndex((s) => s >= step)];
+      const x = u.valToPos(place ?? NaN, "x", true);
+      if (!(x >= bbox.left && x <= bbox.left + bbox.width)) continue;
+      ctx.beginPath();
+      ctx.moveTo(x, bbox.top);
+      ctx.lineTo(x, bbox.top + bbox.height);
+      ctx.stroke();
+    }
+  ctx.restore();
+}
+
 // The range of a chart: of all values, but not of the few that lie far beyond the others.
 function limits(fixed) {
   const ys = fixed.flat().filter((y) => y !== null).sort((a, b) => a - b);
@@ -229,7 +248,7 @@ function drawOne(box, chart) {
       ],
       cursor: { sync: { key: "steps" }, points: { size: 7 } },
       legend: { markers: { width: 3, dash: (u, i) => u.series[i].border } },
-      hooks: { draw: [ticks, beyond], setScale: [zoomed], ready: [(u) => (u.ready = true)] },
+      hooks: { draw: [ticks, changed, beyond], setScale: [zoomed], ready: [(u) => (u.ready = true)] },
     },
     columns,
     box,
