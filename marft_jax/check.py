@@ -87,6 +87,8 @@ def preview(source: str, env: Rows, base: str, length: Callable[[str], int]) -> 
     for task in found.tasks[:_SHOWN]:
         yield f"  question: {one_line(task.question)}"
         yield f"  answer:   {one_line(str(task.answer))}"
+    if found.instructed:
+        yield f"{found.instructed} tasks have a system message, which stands above the question"
     yield from _lengths(found.tasks, base, length)
     yield from (f"left out: {one_line(why)}" for why in rejected[:_FAULTS])
     if more := rejected[_FAULTS:]:

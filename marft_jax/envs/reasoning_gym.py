@@ -58,7 +58,9 @@ def source(env: Settings, split: Split) -> EnvSource:
         BadInput: the package is not installed, there is no such task, or it refuses the options.
     """
     if importlib.util.find_spec("reasoning_gym") is None:
-        raise BadInput('--env.name reasoning_gym needs its package: pip install -e ".[reasoning-gym]"')
+        raise BadInput(
+            '--env.name reasoning_gym needs its package: pip install -e ".[reasoning-gym]"'
+        )
     settings = dict(map(base.read_option, env.options))
     command = (sys.executable, "-m", "marft_jax.envs.gym_worker", env.task, json.dumps(settings))
     workers = Workers(env.workers, command)

@@ -7,7 +7,7 @@ import errno
 import json
 import pickletools
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -29,18 +29,24 @@ def distinct(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def loads(text: str, strict: bool = True) -> Any:
+def loads(
+    text: str,
+    strict: bool = True,
+    pairs: Callable[[Sequence[tuple[str, Any]]], Any] | None = None,
+) -> Any:
     """Parses JSON of an unknown author.
 
     Args:
         strict: refuse line breaks and tabs within texts.
+        pairs: makes objects of their keys and values, such as ``distinct``; None: the last of
+            equal keys counts.
 
     Raises:
         ValueError: the text is not JSON, is nested deeper than ``DEEPEST``, or has a number of
             thousands of digits.
     """
     try:
-        value = json.loads(text, strict=strict)
+        value = json.loads(text, strict=strict, object_pairs_hook=pairs)
         if text.count("[") + text.count("{") > DEEPEST:
             _check_depth(value, DEEPEST)
     except RecursionError:

@@ -68,14 +68,26 @@ CHAT = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": 
     [
         ({"Question ": "q", "ANSWER": "1"}, Task("q", "1")),
         ({"data_source": "d", "prompt": CHAT, "reward_model": {"style": "rule", "ground_truth": 3},
-          "extra_info": {"answer": "no"}}, Task("q", "3")),
-        ({"prompt": CHAT, "solution": "$\\frac{1}{2}$"}, Task("q", "$\\frac{1}{2}$")),
-        ({"prompt": CHAT, "solution": "42"}, Task("q", "42")),
+          "extra_info": {"answer": "no"}}, Task("Be brief.\nq", "3")),
+        ({"prompt": CHAT, "solution": "$\\frac{1}{2}$"}, Task("Be brief.\nq", "$\\frac{1}{2}$")),
+        ({"prompt": CHAT, "solution": "42"}, Task("Be brief.\nq", "42")),
         ({"prompt": [{"role": "user", "content": [{"type": "text", "text": "q"}]}],
           "completion": [{"role": "assistant", "content": "It is \\boxed{7}."}]}, Task("q", "7")),
-        ({"messages": [*CHAT, {"role": "assistant", "content": "so #### 5"}]}, Task("q", "5")),
+        ({"messages": [*CHAT, {"role": "assistant", "content": "so #### 5"}]},
+         Task("Be brief.\nq", "5")),
         ({"messages": [*CHAT, {"role": "assistant", "content": "?"}, CHAT[1] | {"content": "r"}],
-          "label": 1}, Task("user: q\nassistant: ?\nuser: r", "1")),
+          "label": 1}, Task("Be brief.\nuser: q\nassistant: ?\nuser: r", "1")),
+        ({"prompt": [{"from": "system", "value": "s"}, {"from": "human", "value": "q"}],
+          "answer": 7}, Task("s\nq", "7")),
+        ({"prompt": [CHAT[0] | {"role": "developer"}, CHAT[1]], "answer": 7},
+         Task("Be brief.\nq", "7")),
+        ({"system_prompt": "s", "question": "q", "answer": 7}, Task("s\nq", "7")),
+        ({"system": "s", "conversations": [{"from": "human", "value": "q"},
+          {"from": "gpt", "value": "It is \\boxed{7}."}]}, Task("s\nq", "7")),
+        ({"prompt": json.dumps(CHAT), "answer": 7}, Task("Be brief.\nq", "7")),
+        ({"prompt": str(CHAT), "reward_model": str({"ground_truth": "7"})},
+         Task("Be brief.\nq", "7")),
+        ({"system": None, "question": "q", "answer": 7}, Task("q", "7")),
     ],
 )  # fmt: skip
 def test_rows_and_chats_of_other_trainers(tmp_path, row, task):
@@ -506,6 +518,47 @@ def answered(text):
     return [{"role": "user", "content": "q"}, {"role": "assistant", "content": text}]
 
 
+def asked(text, *more):
+    return [CHAT[0], {"role": "user", "content": "q"}, *more, *answered(text)[1:]]
+
+
+SIX, TWELVE = answered("It is \\boxed{6}."), answered("It is \\boxed{12}.")
+LAYOUTS = {
+    "beside": ({"prompt": SIX[:1]}, TWELVE[1:], SIX[1:]),
+    "beside, as text": ({"prompt": "q"}, TWELVE[1:], SIX[1:]),
+    "inside": ({"question": "q"}, TWELVE, SIX),
+    "system": ({"prompt": "q"}, asked("\\boxed{12}"), asked("\\boxed{6}")),
+    "several turns": ({"prompt": "q"}, asked("\\boxed{12}", *SIX), asked("\\boxed{6}", *TWELVE)),
+    "texts": ({"prompt": "q"}, "It is \\boxed{12}.", "It is \\boxed{6}."),
+    "chats as texts": ({"prompt": "q"}, json.dumps(TWELVE), json.dumps(SIX)),
+    "one message": ({"prompt": "q"}, TWELVE[1], SIX[1]),
+    "scores": ({"prompt": "q", "score_chosen": 9.5, "score_rejected": 2.0}, TWELVE, SIX),
+    "margin": ({"prompt": "q", "margin": 0.4}, TWELVE, SIX),
+    "label": ({"prompt": "q", "label": 1}, TWELVE, SIX),
+    "from and value": (
+        {"prompt": "q"}, *([{"from": "human", "value": "q"}, {"from": "gpt", "value": text}]
+                           for text in ("\\boxed{12}", "\\boxed{6}")),
+    ),
+    "all messages": ({"prompt": "q", "messages": SIX}, TWELVE, SIX),
+}  # fmt: skip
+PAIRS = [("chosen", "rejected"), ("chosen_response", "rejected_response"),
+         ("response_0", "response_1"), ("response_a", "response_b"), ("output_1", "output_2"),
+         ("preferred", "dispreferred"), ("response_j", "response_k")]  # fmt: skip
+
+
+@pytest.mark.parametrize("names", PAIRS, ids=" ".join)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_neither_text_of_a_pair_is_the_answer_in_any_order_of_columns(tmp_path, layout, names):
+    more, right, wrong = LAYOUTS[layout]
+    sides = dict(zip(names, (right, wrong), strict=True))
+    for row in (more | sides, more | dict(reversed(sides.items())), sides | more):
+        source = write(tmp_path / "a.jsonl", [row])
+        with pytest.raises(BadInput, match=r"line 1: no answer.*preference"):
+            load.load(source)
+        [task] = load.load(write(tmp_path / "b.jsonl", [row | {"answer": "5"}]))
+        assert task.answer == "5" and "boxed" not in task.question
+
+
 PREFERENCES = [
     {"prompt": "q", "chosen": answered("\\boxed{1}"), "rejected": answered("\\boxed{2}")},
     {"prompt": "q", "rejected": answered("\\boxed{2}"), "chosen": answered("\\boxed{1}")},
@@ -517,6 +570,28 @@ PREFERENCES = [
     {"prompt": "q", "completion": "\\boxed{2}", "label": "false"},
     {"prompt": "q", "completion": "\\boxed{2}", "label": 0},
     {"prompt": "q", "solution": "\\boxed{2}", "is_correct": False},
+    {"prompt": "q", "solution": "\\boxed{2}", "correct": False},
+    {"prompt": "q", "completion": "\\boxed{2}", "reward": 0.0},
+    {"prompt": "q", "completion": "\\boxed{2}", "score": 0},
+    {"prompt": "q", "completion": "\\boxed{2}", "Label": "0.0"},
+    {"messages": answered("\\boxed{2}"), "label": False} | {"prompt": "q"},
+    {
+        "instruction": "q",
+        "completions": [
+            {"response": "\\boxed{2}", "overall_score": 1.0},
+            {"response": "\\boxed{1}", "overall_score": 9.0},
+        ],
+        "correct_answers": ["None"],
+        "incorrect_answers": ["None"],
+        "preference": 1,
+    },
+    {
+        "prompt": "q",
+        "response_0": "\\boxed{1}",
+        "response_1": "\\boxed{2}",
+        "label": 1,
+        "better_response_id": 0,
+    },
 ]
 
 

@@ -50,6 +50,10 @@ class Rows(QuestionSettings):
         """Makes a task of a row, or says why the row is left out or what is wrong with it."""
         return as_task(row)
 
+    def answer_of(self, task: Task, row: Any) -> Any:
+        """Returns the answer as the grader gets it, of a task and its row as it was read."""
+        return task.answer
+
 
 class Sifted(NamedTuple):
     """Rows of a source, sorted.
@@ -59,32 +63,44 @@ class Sifted(NamedTuple):
         tasks: the tasks.
         bad: places of faulty rows, each with its fault.
         left_out: reasons why sound rows are no tasks here.
+        instructed: number of tasks whose row has a system message, which stands above the question.
     """
 
     rows: int
     tasks: list[Task]
     bad: list[str]
     left_out: list[str]
+    instructed: int = 0
 
 
 def sift(source: str, env: Rows) -> Sifted:
     """Reads all rows of a file or a hub data set that match ``env.filters``. For the source see
     ``rows_of``, which raises ``BadInput``."""
     keeps = [_filter(text) for text in env.filters]
-    found, rows = Sifted(0, [], [], []), 0
-    for rows, (place, row) in enumerate(rows_of(source), 1):  # noqa: B007
+    found, rows, instructed = Sifted(0, [], [], []), 0, 0
+    for rows, (place, given) in enumerate(rows_of(source), 1):  # noqa: B007
+        row, system = _spelled(given), ""
         if isinstance(row, Mapping):
-            row = spelled(row)
             if not all(keep(row) for keep in keeps):
                 continue
+            system = str(row.get("system") or "").strip()
         task = str(row) if isinstance(row, ValueError) else env.task_of(row)
         if isinstance(task, Task):
-            found.tasks.append(task)
+            instructed += bool(system)
+            question = f"{system}\n{task.question}" if system else task.question
+            found.tasks.append(Task(question, env.answer_of(task, given)))
         elif isinstance(task, LeftOut):
             found.left_out.append(task.why)
         else:
             found.bad.append(f"{place}: {task}")
-    return found._replace(rows=rows)
+    return found._replace(rows=rows, instructed=instructed)
+
+
+def _spelled(row: Any) -> Any:
+    try:
+        return spelled(row) if isinstance(row, Mapping) else row
+    except ValueError as error:
+        return error
 
 
 def load(source: str, env: Rows | None = None) -> list[Task]:
@@ -97,7 +113,7 @@ def load(source: str, env: Rows | None = None) -> list[Task]:
             or the hub cannot be reached. The line names the file and the row.
     """
     env = env or Rows()
-    rows, tasks, bad, left_out = sift(source, env)
+    rows, tasks, bad, left_out, _ = sift(source, env)
     if len(bad) > env.max_bad_rows * rows:
         raise BadInput(
             f"{bad[0]} ({len(bad)} of {rows} rows are bad); mend or remove them, or raise "

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import contextlib
 import csv
 import itertools
 import re
@@ -16,6 +18,11 @@ from marft_jax.plugins import given_object
 
 SUFFIXES = (".json", ".jsonl", ".parquet", ".csv")
 _COLUMN = re.compile(r"([A-J])|(?i:option|choice|op)[ _]?([A-Ja-j])")
+_CHATS = ("prompt", "messages", "conversations", "conversation", "completion", "question", "input")
+_CHECKED = ("reward_model", "verification_info")
+_ROLES = {"human": "user", "gpt": "assistant", "model": "assistant", "developer": "system"}
+_TURN = (("role", "from"), ("content", "value"))
+_LONGEST = 1 << 20  # characters of a text that is parsed
 _HUB = re.compile(r"(?P<name>[\w.-]+/[\w.-]+)(?:/(?P<subset>[\w.-]+))?(?::(?P<split>.+))?")
 
 
@@ -57,42 +64,73 @@ def rows_of(source: str) -> Iterator[tuple[str, Any]]:
 def spelled(row: Mapping[str, Any]) -> dict[str, Any]:
     """Rewrites a row with the names of our tables of fields.
 
-    Names become lower case. A chat, which is a list of messages with ``role`` and ``content``,
-    becomes a text: the user's message, or several messages with their roles, without the system's.
-    If the chat ends with an assistant's message, this is ``completion``. verl's ``reward_model:
-    {ground_truth: ...}`` is ``ground_truth``. Columns ``A``, ``B``, ... or ``option_a``, ... are
-    ``choices``.
+    Names become lower case. A chat, which is a list of messages with ``role`` and ``content`` (or
+    ``from`` and ``value``), becomes a text: the user's message, or several messages with their
+    roles. The text of system messages, or of a column of that name, is ``system``. If a chat of the
+    task, such as ``prompt``, ends with an assistant's message, this is ``completion``; that of
+    another column (``chosen``, ``rejected``) may be wrong, and is not. ``{ground_truth: ...}`` in
+    ``reward_model`` or ``verification_info`` is ``ground_truth``; ``responses_create_params`` has
+    the ``prompt``. Columns ``A``, ``B``, ... or ``option_a``, ... are ``choices``.
 
     >>> spelled({"Prompt": [{"role": "user", "content": "1+1"}]})
     {'prompt': '1+1'}
+
+    Raises:
+        ValueError: two names that differ in case only have different values.
     """
-    found: dict[str, Any] = {}
+    found, lower = dict[str, Any](), {name.strip().lower(): row[name] for name in row}
     columns = {m[1] or m[2].upper(): row[k] for k in row if (m := _COLUMN.fullmatch(k.strip()))}
     labels = itertools.takewhile(lambda label: columns.get(label) not in (None, ""), "ABCDEFGHIJ")
     if len(choices := {label: columns[label] for label in labels}) > 1:
         found["choices"] = choices
     for name, value in row.items():
-        key = name.strip().lower()
-        if key == "reward_model" and isinstance(value, Mapping) and "ground_truth" in value:
-            found["ground_truth"] = value["ground_truth"]
-        elif turns := _chat(value):
-            *before, (role, last) = turns
-            if role == "assistant":
-                found["completion"], turns = last, before
+        key, inner = name.strip().lower(), structured(value)
+        if (other := lower[key]) is not value and other != value:
+            raise ValueError(f"expected one column {key!r}, got several; rename {name!r}")
+        if key in _CHECKED and isinstance(inner, Mapping):
+            known = (inner[each] for each in ("ground_truth", "answer") if each in inner)
+            found.setdefault("ground_truth", next(known, None))
+        if key == "responses_create_params" and isinstance(inner, Mapping):
+            key, value = "prompt", inner.get("input")
+            inner, found["system"] = value, inner.get("instructions") or ""
+        if turns := _chat(inner):
+            system = "\n".join(text for role, text in turns if role == "system")
+            found["system"] = found.get("system") or system
+            turns = [turn for turn in turns if turn[0] != "system"]
+            if turns and turns[-1][0] == "assistant":
+                last = turns.pop()[1]
+                found |= {"completion": last} if key in _CHATS else {}
+            several = [f"{role}: {text}" for role, text in turns]
             if turns:
-                several = [f"{role}: {text}" for role, text in turns]
-                found[key] = "\n".join(several) if len(turns) > 1 else turns[0][1]
-        else:
-            found[key] = value
-    return found
+                value = "\n".join(several) if len(turns) > 1 else turns[0][1]
+            elif key in _CHATS:
+                continue
+        found["system" if key == "system_prompt" else key] = value
+    return {key: value for key, value in found.items() if key != "system" or value}
+
+
+def structured(value: Any) -> Any:
+    """Parses a text that is a list or an object, in JSON or as Python prints it; returns any other
+    value as it is."""
+    if isinstance(value, str) and value.lstrip()[:1] in ("[", "{") and len(value) < _LONGEST:
+        for read in (foreign.loads, ast.literal_eval):
+            with contextlib.suppress(ValueError, SyntaxError, RecursionError, MemoryError):
+                if isinstance(found := read(value.strip()), list | dict):
+                    return found
+    return value
 
 
 def _chat(value: Any) -> list[tuple[str, str]]:
-    """Reads role and text of each message but the system's; returns nothing if it is no chat."""
-    messages = value if isinstance(value, list) else []
-    if not all(isinstance(m, Mapping) and {"role", "content"} <= m.keys() for m in messages):
-        return []
-    return [(m["role"], _text_in(m["content"])) for m in messages if m["role"] != "system"]
+    """Reads role and text of each message; returns nothing if it is no chat."""
+    turns = []
+    for message in value if isinstance(value, list) else ():
+        if not isinstance(message, Mapping):
+            return []
+        role, content = (next((message[k] for k in keys if k in message), None) for keys in _TURN)
+        if not isinstance(role, str) or isinstance(content, Mapping | None):
+            return []
+        turns.append((_ROLES.get(role, role), _text_in(content)))
+    return turns
 
 
 def _text_in(content: Any) -> str:
@@ -107,6 +145,7 @@ def _csv(path: Path) -> Iterator[tuple[str, Any]]:
         separator = max(",;\t", key=lines.readline().count)
         lines.seek(0)
         reader = csv.DictReader(lines, delimiter=separator, strict=True)
+        foreign.distinct([(name, "") for name in reader.fieldnames or () if name])
         for row in reader:
             if None in row or None in row.values():
                 row = ValueError(f"expected {len(reader.fieldnames or ())} cells, as in line 1")
@@ -118,14 +157,14 @@ def _jsonl(path: Path) -> Iterator[tuple[str, Any]]:
         for number, line in enumerate(lines, 1):
             if line.strip():
                 try:
-                    row = foreign.loads(line)
+                    row = foreign.loads(line, pairs=foreign.distinct)
                 except ValueError as error:
                     row = ValueError(f"not JSON: {error}")
                 yield f"{path} line {number}", row
 
 
 def _json(path: Path) -> Iterator[tuple[str, Any]]:
-    rows = foreign.loads(path.read_text(encoding="utf-8-sig"))
+    rows = foreign.loads(path.read_text(encoding="utf-8-sig"), pairs=foreign.distinct)
     rows = rows.get("data") if isinstance(rows, Mapping) else rows
     if not isinstance(rows, list):
         raise BadInput(f'{path}: expected a list of rows, or {{"data": [...]}}')
@@ -136,6 +175,7 @@ def _parquet(path: Path) -> Iterator[tuple[str, Any]]:
     from pyarrow.parquet import ParquetFile
 
     with ParquetFile(path) as file:
+        foreign.distinct([(name, "") for name in file.schema_arrow.names])
         rows = (row for batch in file.iter_batches() for row in batch.to_pylist())
         yield from ((f"{path} row {number}", row) for number, row in enumerate(rows, 1))
 
