@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import html
 import json
 import os
@@ -9,6 +10,8 @@ import re
 import shutil
 import socket
 import struct
+import threading
+import time
 from html.parser import HTMLParser
 from http.client import HTTPConnection
 from pathlib import Path
@@ -638,6 +641,23 @@ def test_what_is_served_is_for_this_machine_alone(tmp_path):
         assert "expected the first and the last step, like 40:60" in get("/?steps=x")[1]
         with pytest.raises(BadInput, match="expected a free port"):
             serving.open_server([folder], server.server_port)
+        server.shutdown()
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET / HTTP/1.0\r\n", b"GET / HTTP/1.0\r\nHost: a\r\nX:"])
+def test_connections_that_never_end_their_heads_keep_few_threads_and_no_one_out(tmp_path, sent):
+    folder, before = write_run(tmp_path / "mine", steps=range(1, 10)), threading.active_count()
+    with serving.open_server([folder], 0) as server, contextlib.ExitStack() as held:
+        Thread(target=server.serve_forever, daemon=True).start()
+        for _ in range(200):
+            held.enter_context(socket.create_connection(server.server_address)).sendall(sent)
+        connection = HTTPConnection(*server.server_address, timeout=30)
+        connection.request("GET", "/state", headers={"Host": "localhost:1"})
+        assert json.loads(connection.getresponse().read())["words"] == "mine: step 9 of 9"
+        deadline = time.monotonic() + 30
+        while threading.active_count() - before > serving._MOST + 5:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
         server.shutdown()
 
 
