@@ -104,7 +104,8 @@ def source(given: Mapping[str, Any], where: str) -> Source:
 
 @contextlib.asynccontextmanager
 async def _http(url: str, headers: dict[str, str]) -> AsyncIterator[Any]:
-    from mcp.client.streamable_http import create_mcp_http_client, streamable_http_client
+    from mcp.client.streamable_http import streamable_http_client
+    from mcp.shared._httpx_utils import create_mcp_http_client
 
     async def check(answer: Any) -> None:
         if answer.status_code in (401, 403):

@@ -58,7 +58,8 @@ def source(env: Settings, split: Split) -> EnvSource:
     if importlib.util.find_spec("verifiers") is None:
         raise BadInput('--env.name verifiers: needs that package: pip install -e ".[verifiers]"')
     try:
-        _module("utils.loaders"), _module("clients"), _module("configs.agent")
+        for name in ("utils.loaders", "clients", "configs.agent"):
+            _module(name)
     except Exception as error:  # its own packages may be of other versions than it wants
         what = 'verifiers 0.4 or newer: pip install -U -e ".[verifiers]", without [programs]'
         raise BadInput(f"--env.name verifiers: expected {what} ({described(error)})") from error

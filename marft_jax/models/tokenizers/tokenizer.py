@@ -87,13 +87,13 @@ class Tokenizer:
             end = self._end_of_turn()
         except Exception as error:  # a template is a program: anything can go wrong in it
             raise BadInput(f"{source}: its chat template fails: {reason(error)}") from error
-        others = [None, *self.marks]  # gpt-oss: the end of a thought ends no action
-        ends = [i for i in (tokenizer.eos_token_id, *eos_ids, end) if i not in others]
+        ends = [i for i in (tokenizer.eos_token_id, *eos_ids, end) if i is not None]
         if wrong := [i for i in ends if type(i) is not int or i < 0]:
             raise BadInput(
                 f"{source}: expected the ids of tokens that end a turn, got {wrong!r:.60}"
             )
-        self.eos_ids: tuple[int, ...] = tuple(dict.fromkeys(ends))
+        # the end of a thought ends no action
+        self.eos_ids: tuple[int, ...] = tuple(i for i in dict.fromkeys(ends) if i not in self.marks)
         if not self.eos_ids:
             raise BadInput(f"{source}: expected an end-of-sequence token, found none")
         self.end_id: int = self.eos_ids[0] if end is None else end

@@ -8,10 +8,14 @@ import numpy as np
 import pytest
 import small
 from programs import LLAMA, MISTRAL, TAGGED, with_template
+from tokenizers import Tokenizer as Backend
+from tokenizers import decoders, models
+from transformers import PreTrainedTokenizerFast
 
 from marft_jax.errors import BadInput
+from marft_jax.extras.structured import grammar
 from marft_jax.extras.structured.grammar import check, constraint
-from marft_jax.models.tokenizers.tokenizer import FALLBACK_TEMPLATE, ByteTokenizer
+from marft_jax.models.tokenizers.tokenizer import FALLBACK_TEMPLATE, ByteTokenizer, Tokenizer
 from marft_jax.sampling.protocol import Request
 from marft_jax.team.profiles import Profile
 from marft_jax.team.team_files import Blueprint, dump_team, load_team
@@ -118,3 +122,30 @@ def test_an_agent_has_a_schema_in_the_team_file(tmp_path):
         small.team_of(
             Blueprint((Profile("solver", answers=True, format=SCHEMA, tools=("calculator",)),))
         )
+
+
+@pytest.mark.parametrize("decoder", [None, decoders.WordPiece(), decoders.Metaspace()])
+@pytest.mark.parametrize("where", ["team", "call"])
+def test_a_tokenizer_that_the_grammar_library_does_not_know_is_one_line_at_the_start(
+    decoder, where, monkeypatch
+):
+    backend = Backend(models.WordLevel({"a": 0, "</s>": 1}, unk_token="a"))
+    if decoder is not None:
+        backend.decoder = decoder
+    fast = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="</s>")
+    odd = Tokenizer(fast, source="odd")
+    with pytest.raises(BadInput, match="at: .*not a readable tokenizer for llguidance") as error:
+        check(FORM if where == "team" else json.dumps([[SCHEMA]]), "at", odd)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "fault", [ImportError("no LLMatcher"), AttributeError("x"), TypeError("y")]
+)
+def test_a_grammar_library_that_is_too_old_is_one_line(fault, monkeypatch):
+    def fail(form):
+        raise fault
+
+    monkeypatch.setattr(grammar, "_fault", fail)
+    with pytest.raises(BadInput, match="at: needs llguidance 1.9 or newer: pip install -U"):
+        check(FORM, "at")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import sys
 
 import pytest
 
@@ -91,3 +92,21 @@ def test_each_seat_is_played_by_its_agent_and_earns_what_stands_on_its_traces(ta
     row = json.loads((tmp_path / "run" / "transcripts" / "1.jsonl").read_text().splitlines()[0])
     assert [turn["agent"] for turn in row["turns"]] == ["planner", "solver"]
     assert row["results"][0]["info"]["verifiers"]["planner"] == [{"wrote": 1.0, "both": 0.25}]
+
+
+@pytest.mark.parametrize(
+    "content", ["", "raise ImportError('cannot import name Response')", "raise TypeError('odd')"]
+)
+def test_a_package_that_is_too_old_or_broken_is_one_line_at_the_start(
+    content, tmp_path, monkeypatch
+):
+    old = tmp_path / "verifiers"
+    old.mkdir()
+    (old / "__init__.py").write_text(content)
+    for name in [name for name in sys.modules if name.partition(".")[0] == "verifiers"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(BadInput, match=r"expected verifiers 0.4 or newer: pip install -U") as error:
+        make(Settings(taskset="sums"), "train")
+    assert "\n" not in str(error.value)
+    monkeypatch.delitem(sys.modules, "verifiers", raising=False)
