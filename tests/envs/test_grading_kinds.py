@@ -778,6 +778,35 @@ NEIGHBOURS = r"""
 1 | 100\text{ people} | \boxed{100}
 1 | 5:30 | \boxed{5:30\text{ pm}}
 1 | 5:30\text{ pm} | \boxed{5:30 PM}
+1 | (2,1) | \boxed{= (2,1)}
+1 | 7p+4e | \boxed{= 7p+4e}
+1 | 8_9 | \boxed{= 8_9}
+1 | 4+\sqrt{2} | \boxed{\text{Answer: } 4+\sqrt{2}}
+1 | (2,1) | \boxed{\text{The answer is } (2,1)}
+1 | -\frac{16}{63} | \boxed{\mathbf{-\frac{16}{63}}}
+1 | 4+\sqrt{2} | \boxed{\mathbf{4+\sqrt{2}}}
+1 | (8,-2) | \boxed{\big(8,-2\big)}
+1 | 3(x-2)(x+1) | \boxed{3\bigl(x-2\bigr)\bigl(x+1\bigr)}
+1 | (-\infty, 2) \cup (3, \infty) | \boxed{(-\infty, 2) U (3, \infty)}
+1 | (-\infty, 2) \cup (3, \infty) | \boxed{(-\infty, 2) \bigcup (3, \infty)}
+1 | 0, \frac{2 \pi}{3} | \boxed{0, {2 \pi \over 3}}
+1 | \text{4:30 p.m.} | \boxed{\text{4:30 p.m.}.}
+0 | (2,1) | \boxed{= (1,2)}
+0 | (8,-2) | \boxed{\big(8,2\big)}
+0 | -\frac{16}{63} | \boxed{\mathbf{\frac{16}{63}}}
+0 | (-\infty, 2) \cup (3, \infty) | \boxed{(-\infty, 3) U (2, \infty)}
+1 | 9 \pi | \boxed{9 \pi\ }
+1 | (46,2004) | \boxed{(46,2004)\ }
+1 | 9 \pi | \boxed{9 \pi \square}
+1 | (46,2004) | \boxed{\therefore (46,2004)}
+1 | \frac{1}{20} | \boxed{\large \frac{1}{20}}
+1 | (-5,\sqrt{26}] | \boxed{{(-5,\sqrt{26}]}}
+1 | 45\text{ mph} | \boxed{"45\text{ mph}"}
+1 | 2\sqrt{13} | \boxed{2 sqrt 13}
+1 | \sqrt{109} | \boxed{sqrt 109}
+1 | 8\sqrt2 | \boxed{\textbf{8\sqrt2}}
+0 | \sqrt{109} | \boxed{sqrt 10}
+0 | \{1, 2\} | \boxed{{1, 3}}
 """
 """Score, reference and text of more answers of the same kinds."""
 

@@ -34,7 +34,8 @@ _FORMATS = [
          r"(?:\{([ei]|d(?=\}\s*[A-Za-z]))\}|\s+([ei])(?![A-Za-z]))", r"\1\2"),
         (rf"\\(?:text|mathrm|operatorname)\*?\s*\{{\s*{_FUNCTION}\s*\}}(?=\s*[\w(^\\])", r"\\\1 "),
         (r"\\(?:SI|qty)\{([^{}]*)\}\{([^{}]*)\}", r"\1\\text{ \2}"),
-        (r"\\(?:left|right|displaystyle)(?![A-Za-z])\s*", ""),
+        (r"\\(?:left|right|displaystyle|[lL]arge|therefore|square|blacksquare|[bB]igg?[lrm]?)"
+         r"(?![A-Za-z])\s*|(?<!\\)\\\s*$", ""),
         (r"\\(?:text)?color\s*(?:\[\w*\])?\{[^{}]*\}|\\(?:rm|bf|it|sf|tt|sl)(?![A-Za-z])\s*", ""),
         (r"\\(?:[mf]box|(?:text|math)(?:rm|bf|it|sf|tt|sl|up|normal)|operatorname|emph|underline|"
          r"boldsymbol|bm|bold)\s*\{((?:\^\{[^{}]*\}|[^{}])*+)\}", r"\\text{\1}"),
@@ -44,9 +45,14 @@ _METRES = re.compile(r"(?<=\d)\s*([kcdm]?m)(?=[²³])")  # so typed it is a unit
 _REWRITES = [
     (re.compile(pattern), replacement)
     for pattern, replacement in (
-        (r"^(?:\\[(\[]|\*\*|`)(.+)(?:\\[)\]]|\*\*|`)$", r"\1"),
+        (r"^(?:\\[(\[]|\*\*|[`\"“])(.+)(?:\\[)\]]|\*\*|[`\"”])$", r"\1"),
         (r"^(-?)\s*\\?\$\s*(-?[\d.,\\!]+)$", r"\1\2\\text{ dollars}"),
         (r"\\?\$", ""),
+        (r"^\s*=\s*|^\\text\{\s*(?:[Tt]he )?(?:[Ff]inal )?[Aa]nswer(?: is)?\s*:?\s*\}\s*:?", ""),
+        (r"^(?:\\(?:math|text)(?:bf|rm|it|sf)?)?\{\s*((?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*+\})*+)\}"
+         r"[\s.,;]*$", r"\1"),
+        (r"\{([^{}]*)\\over(?![A-Za-z])([^{}]*)\}", r"\\frac{\1}{\2}"),
+        (r"(?<=[)\]])\s*(?:U|\\bigcup)\s*(?=[(\[])", r"\\cup "),
         (r"\s*(?:\\[!,;> ]\s*)*(?::|\\colon(?![A-Za-z]))\s*(?:\\[!,;> ]\s*)*", ":"),
         (r",?\\!\s*|\{,\}(?=\d{3})|(?<=\d)\\,(?=\d{3}(?!\d))", ","),  # 5,\!866, 5{,}866, 5\,866
         (r"^(-?\d{1,3}) (?=\d{3}(?: \d{3})*$)|(?<=\d{3}) (?=\d{3}(?: \d{3})*$)", r"\1"),  # 10 000
@@ -54,6 +60,7 @@ _REWRITES = [
         (r"\\[dtc]frac(?![A-Za-z])", r"\\frac"),
         (r"\\frac\s*(\\[A-Za-z]+|\w)", r"\\frac{\1}"),
         (r"(\\frac\s*\{[^{}]*\})\s*(\\[A-Za-z]+|\w)", r"\1{\2}"),
+        (r"(?<![\\A-Za-z])sqrt\s*(\d+)", r"\\sqrt{\1}"),
         (r"(?<![\\A-Za-z])(sqrt|pi|theta)(?![A-Za-z])", r"\\\1 "),
         (r"(?:(?<![\\A-Za-z])|(?<=(?<![\\A-Za-z])[xyzt]))"
          rf"{_FUNCTION}"
@@ -193,10 +200,8 @@ def _spelled(answer: str) -> str:
     text = without_format(plain(text).replace("\\\\", "\0"))  # a row break of a matrix is \0
     for pattern, replacement in _REWRITES:
         text = pattern.sub(replacement, text)
-    text = _REPEATING.sub(_as_fraction, text.replace("\0", "\\\\")).strip()
-    whole = re.fullmatch(r"\\text\{([^{}]*)\}", text)
-    text = whole[1].strip() if whole else text
-    return _GROUPED.sub(lambda match: match[0].replace(",", ""), text).rstrip(".,; ")
+    text = _REPEATING.sub(_as_fraction, text.replace("\0", "\\\\"))
+    return _GROUPED.sub(lambda match: match[0].replace(",", ""), text.strip()).rstrip(".,; ")
 
 
 def plain(text: str) -> str:
