@@ -87,6 +87,7 @@ def preview(source: str, env: Rows, base: str, length: Callable[[str], int]) -> 
     for task in found.tasks[:_SHOWN]:
         yield f"  question: {one_line(task.question)}"
         yield f"  answer:   {one_line(str(task.answer))}"
+        yield from (f"  {line}" for line in env.tried(task))
     if found.instructed:
         yield f"{found.instructed} tasks have a system message, which stands above the question"
     yield from _lengths(found.tasks, base, length)

@@ -127,11 +127,14 @@ def _spelled(key: str, value: Any) -> list[str]:
     def is_object(part: Any) -> bool:
         if isinstance(part, list):
             return bool(part) and all(isinstance(row, dict) for row in part)
-        return isinstance(part, Blueprint) or hasattr(part, "__qualname__")
+        return isinstance(part, Blueprint) or callable(part)
 
     several = isinstance(value, list | tuple) and not is_object(value)
     parts = value if several else [value]
-    return words_of(key, [name_of(part) if is_object(part) else part for part in parts])
+    names = [name_of(part) if is_object(part) else part for part in parts]
+    if len({*names}) < len(set(map(id, filter(is_object, parts)))):
+        raise BadInput(f"--{key}: expected functions of different names, got {names}")
+    return words_of(key, names)
 
 
 def _command_line(argv: Sequence[str], prog: str) -> list[Layer]:

@@ -36,6 +36,7 @@ ROOMS = sorted({file.parent for file in _FILES})
 READMES = [ROOT / "README.md", ROOT / "scripts" / "README.md", *(r / "README.md" for r in ROOMS)]
 TEXT = "\n\n".join(file.read_text("utf-8") for file in READMES if file.is_file())
 MODULES = {
+    "brief": "def score(text, row)",
     "flows": "def two_drafts",
     "parity": "class Parity",
     "soft_clip": "SOFT = ",
@@ -178,6 +179,11 @@ STORY = [
     ("python -m marft_jax.imitate --out runs/start --demonstrations 200 --run.steps 10", ONE_STEP),
     ("python -m marft_jax.train --lora.init runs/start --run.dir runs/trained", DRY),
     ("python scripts/example_rows.py", []),
+    (
+        "python -m marft_jax.train --env.data rows.csv --env.reward brief:score "
+        "--run.dir runs/brief",
+        ONE_STEP,
+    ),
     ("python -m marft_jax.train --team.file drafts.yaml --run.dir runs/drafts", ONE_STEP),
     ("python -m marft_jax.train --env.name parity:Parity --run.dir runs/parity", DRY),
     (

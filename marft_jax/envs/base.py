@@ -121,7 +121,8 @@ class Grade(NamedTuple):
 
     Attributes:
         score: the reward, any float; 0 for a wrong answer, 1 for a right one.
-        verdict: ``right``, ``wrong``, ``no answer``, ``timeout`` or ``crashed``.
+        verdict: ``right``, ``wrong``, ``no answer``, ``timeout`` or ``crashed``; "" for a score
+            that tells of no right and wrong.
         answer: the answer that was found in the text.
         feedback: text after "The answer is incorrect." that the team sees before the next step.
     """
@@ -184,13 +185,15 @@ class QuestionEnv:
         self._scores.append(score)
         solved = any(grade.verdict == "right" for grade in grades)
         remarks = [grade.feedback for grade in grades if grade.feedback]
-        judge = None if solved else " ".join([INCORRECT, *remarks])
+        known = [INCORRECT] if any(grade.verdict for grade in grades) or not grades else []
+        judge = None if solved else " ".join([*known, *remarks])
         self._state = next_state(self._state, turns, judge)
         info: dict[str, Any] = {
             "reference": str(self._task.answer),
             "verdicts": [
                 {"agent": turn.name, "verdict": grade.verdict, "answer": grade.answer}
                 for turn, grade in zip(graded, grades, strict=True)
+                if grade.verdict
             ],
         }
         failed = [grade.verdict for grade in grades if grade.verdict in ("timeout", "crashed")]

@@ -61,7 +61,7 @@ class Settings(load.Rows):
 
     def task_of(self, row: Any) -> Task | LeftOut | str:
         """See ``Rows``; the answer is "" where a row has none."""
-        return load.as_task(row, self.question_field, self.answer_field, needs_answer=False)
+        return load.as_task(row, self.question_field, self.answer_field, answers="optional")
 
 
 class Verdict(NamedTuple):

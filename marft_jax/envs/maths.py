@@ -15,6 +15,7 @@ from marft_jax.envs.datasets import load
 from marft_jax.envs.datasets.rows import LeftOut
 from marft_jax.envs.grading import GradingPool
 from marft_jax.envs.grading.compare import is_letter
+from marft_jax.envs.rewards import RowAnswer, weighted_sum
 from marft_jax.errors import BadInput
 from marft_jax.setting import Seconds
 
@@ -39,10 +40,27 @@ class Settings(load.Rows):
     """Form of an answer that counts; auto: the first of these forms that a text has."""
     grade_seconds: Seconds = 10.0
     """Time limit for grading an answer, in seconds. An answer that exceeds it is wrong."""
+    reward: tuple[str, ...] = ()
+    """Functions of your own, as package.module:function, that pay (text, row) with a number, and
+    need no answer in a row. The reward is their sum; `module:function*0.5` has a weight. none:
+    answers are compared."""
 
     def task_of(self, row: Any) -> Task | LeftOut | str:
         """See ``Rows``."""
+        if self.reward:
+            return load.as_task(row, self.question_field, answers="unread")
         return load.as_task(row, self.question_field, self.answer_field)
+
+    def answer_of(self, task: Task, row: Any) -> Any:
+        """See ``Rows``; a row pays by itself if the settings name reward functions."""
+        return RowAnswer(row) if self.reward else task.answer
+
+    def tried(self, task: Task) -> list[str]:
+        """See ``Rows``."""
+        if not self.reward:
+            return []
+        paid = weighted_sum(self.reward)(text := "The answer is 1.", task.answer)
+        return [f"reward:   {paid.score:g} for {text!r}"]
 
 
 def source(env: Settings, split: Split) -> EnvSource:
@@ -51,6 +69,13 @@ def source(env: Settings, split: Split) -> EnvSource:
     Raises:
         BadInput: data is missing or wrong (see ``load.chooser``), or math-verify is not installed.
     """
+    if env.reward:
+        for name in ("answer_field", "extract", "grade_seconds", "workers"):
+            if (value := getattr(env, name)) != getattr(Settings, name):
+                why = "which gets the whole text and the row"
+                raise BadInput(f"--env.{name}: not read beside --env.reward, {why}; got {value}")
+        grade, (pick, size) = weighted_sum(env.reward), load.chooser(env, split)
+        return question_source(pick, grade, env.horizon, size)
     if importlib.util.find_spec("math_verify") is None:
         raise BadInput("--env.name math needs the package math-verify: pip install -e .")
     pick, size = load.chooser(env, split)

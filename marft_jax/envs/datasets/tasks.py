@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from marft_jax.envs.base import OneOf, Task
 from marft_jax.envs.datasets.choices import (
@@ -80,7 +80,7 @@ def as_task(
     question_field: str | None = None,
     answer_field: str | None = None,
     *,
-    needs_answer: bool = True,
+    answers: Literal["needed", "optional", "unread"] = "needed",
 ) -> Task | LeftOut | str:
     """Makes a task of a row, or says why it is left out or what is wrong with it.
 
@@ -89,7 +89,7 @@ def as_task(
         question_field: field of the question; None takes the first of ``QUESTION_FIELDS``.
         answer_field: field of the answer; None takes the first of ``ANSWER_FIELDS``, or the boxed
             or only answer in one of ``WORKED_FIELDS``.
-        needs_answer: False accepts a row without an answer, which becomes "".
+        answers: optional accepts a row without an answer, which becomes "", as all are if unread.
     """
     if not isinstance(row, Mapping):
         return f"expected an object with a question and an answer, got {shown(row)}"
@@ -106,8 +106,8 @@ def as_task(
         return f"{wanted}, {got}; --env.question_field names another"
     try:
         choices = choices_of(named)
-        answer = _answer(named, answer_field, choices)
-        if needs_answer and not choices and len(WORD.findall(str(answer))) > _MOST_WORDS:
+        answer = "" if answers == "unread" else _answer(named, answer_field, choices)
+        if answers == "needed" and not choices and len(WORD.findall(str(answer))) > _MOST_WORDS:
             raise ValueError(f"expected a short answer, or one in \\boxed{{}}, got {shown(answer)}")
         wrong = wrong_answers(named)
         if wrong and answer and not choices and isinstance(answer, str):
@@ -117,7 +117,7 @@ def as_task(
         f"{question}{answer}".encode()
     except ValueError as error:  # a UnicodeEncodeError too: half a surrogate pair
         return str(error)
-    if not answer and needs_answer:
+    if not answer and answers == "needed":
         known = f"{', '.join(ANSWER_FIELDS)} or boxed in a solution"
         wanted = f"no answer: expected one in {answer_field or known}"
         return f"{wanted}, {got}; --env.answer_field names another"
