@@ -19,7 +19,7 @@ from marft_jax.errors import BadInput
 from marft_jax.formats import documents
 from marft_jax.learning import settings as algorithms
 from marft_jax.sections import Words
-from marft_jax.setting import from_words, suggestion, words_of
+from marft_jax.setting import from_words, properties, suggestion, words_of
 from marft_jax.team import team_files
 
 
@@ -181,8 +181,25 @@ def _find_unread(words: Words, evaluates: bool) -> dict[str, str]:
 def _build(words: Words) -> Config:
     """Builds the config from words; raises ``BadInput`` for the first wrong value."""
     sections = sections_lib.kinds(words).items()
-    config = Config(**{name: from_words(name, kind, words) for name, kind in sections})
+    try:
+        config = Config(**{name: from_words(name, kind, words) for name, kind in sections})
+    except BadInput as error:
+        raise BadInput(f"{error}{_takers(str(error), words)}") from error
     return config_lib.fit_base(config, words)
+
+
+def _takers(fault: str, words: Words) -> str:
+    """Names the environments or algorithms whose setting has the refused value, as a suffix."""
+    if (found := re.match(r"--((\w+)\.(\w+)): expected one of", fault)) is None:
+        return ""
+    key, section, name = found.groups()
+    value, kinds = " ".join(words[key]), sections_lib.family(section)
+    takes = [
+        owner
+        for owner in sections_lib.owners(key)
+        if value in properties(kinds[owner])[name].get("enum", ())
+    ]
+    return f"; {value} needs --{section}.name {' or '.join(takes)}" if takes else ""
 
 
 _NOT_KEPT = ("mesh.coordinator", "mesh.processes", "mesh.process", "guard.max_cut")

@@ -227,3 +227,36 @@ def test_files_for_training_fit(tmp_path):
     config = imitation.settings_of(cli.parse(["--config", str(file)]))
     assert (config.algo.name, config.algo.lr, config.algo.normalize) == ("imitation", 0.01, "none")
     assert not config.algo.has_critic and config.guard.max_kl is None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("rows", "said"),
+    [
+        (
+            [line(PLAN, ANSWER, task=f"What is {n}?") for n in range(4)],
+            "4 of 4 demonstrations, not graded, ",
+        ),
+        (
+            [line(PLAN, ANSWER, task=f"What is {n}?", reward=0.5) for n in range(4)],
+            "mean reward 0.500, ",
+        ),
+        (
+            [line(PLAN, ANSWER, task=f"What is {n}?", reward=0) for n in range(4)],
+            "mean reward 0.000, ",
+        ),
+        ([line(PLAN, ANSWER, task=n) for n in range(4)], "4 of 4 demonstrations, mean reward 0."),
+        (
+            [
+                line(PLAN, ANSWER, task="a?", reward=1),
+                *(line(PLAN, ANSWER, task=f"{n}?") for n in range(3)),
+            ],
+            "mean reward 1.000 of the 1 that are graded, ",
+        ),
+    ],
+)
+def test_what_nobody_graded_is_not_said_to_have_earned_nothing(rows, said, tmp_path, capsys):
+    (tmp_path / "rows.jsonl").write_text("\n".join(rows))
+    flags = ["--data", tmp_path / "rows.jsonl", "--out", tmp_path / "run", "--run.steps", 1]
+    assert imitated(*flags, "--algo.episodes", 4, "--algo.minibatches", 1) == 0
+    assert said in capsys.readouterr().out.replace("\n", " ")

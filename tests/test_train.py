@@ -523,3 +523,65 @@ def test_when_too_many_episodes_fail_the_last_finished_step_is_saved(tmp_path, m
     assert "unsaved-1" in (run / "log.txt").read_text()
     moved = {p.name for p in (run / "unsaved-1").iterdir()}
     assert moved >= {"config.yaml", "team.yaml", "log.txt", "transcripts", "inputs.json"}
+
+
+@pytest.mark.parametrize(
+    ("flags", "most"),
+    [
+        (["--algo.overlong_buffer", 999], 24),
+        (["--algo.overlong_buffer", 25], 24),
+        (["--algo.overlong_buffer", 9, "--team.max_new_tokens", 8], 8),
+        (["--algo.name", "grpo", "--algo.overlong_buffer", 4096], 24),
+        (["--algo.overlong_buffer", 7, "--team.file", "short.yaml"], 5),
+    ],
+)
+def test_a_length_penalty_of_every_action_is_refused(flags, most, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    short = (
+        "agents:\n- {name: a, max_new_tokens: 9}\n- {name: b, max_new_tokens: 5, answers: true}\n"
+    )
+    Path("short.yaml").write_text(short)
+    assert run_train("--run.dir", tmp_path / "run", *flags) == 2
+    [line] = capsys.readouterr().err.strip().splitlines()
+    assert f"--algo.overlong_buffer: expected at most {most}" in line
+    assert not (tmp_path / "run").exists()
+
+
+FLAT_ENV = """
+from marft_jax.types import StepResult
+
+
+class Flat:
+    def reset(self, seed):
+        self.seed = seed
+        return "1+1=?"
+
+    def step(self, turns):
+        return StepResult("", {reward}, True)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("reward", "flags", "which"),
+    [
+        ("0.0", [], "all 8 episodes earned 0,"),
+        ("1.0", ["--algo.name", "grpo", "--algo.group_size", 4], "all 8 episodes earned 1,"),
+        ("float(self.seed % 2)", ["--algo.name", "grpo", "--algo.group_size", 2],
+         "in each of 4 groups all samples that are compared earned the same,"),
+        ("float(self.seed % 2)", [], ""),
+    ],
+)  # fmt: skip
+def test_a_step_without_any_gradient_is_named_once(
+    reward, flags, which, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "flat_env", raising=False)
+    (tmp_path / "flat_env.py").write_text(FLAT_ENV.format(reward=reward))
+    assert (
+        run_train("--env.name", "flat_env:Flat", "--run.dir", "run", "--run.steps", 3, *flags) == 0
+    )
+    log = Path("run/log.txt").read_text()
+    assert log.count("no gradient: ") == bool(which) and which in log
+    assert "playing compiles at most" in log

@@ -146,12 +146,14 @@ def prepared(
         raise BadInput(f"expected demonstrations to learn from, got 0 of {len(found)}; "
                        "see --min_reward")  # fmt: skip
     _keep(Path(config.run.dir) / _KEPT, [d.line for d, _ in good], begins=int(run.state.step) == 0)
-    mean = np.mean([episode.reward for _, episode in good])
+    graded = [e.reward for d, e in good if d.number is not None or d.reward is not None]
+    earned = f"mean reward {np.mean(graded):.3f}" if graded else "not graded"
+    earned += f" of the {len(graded)} that are graded" if 0 < len(graded) < len(good) else ""
     order = random_keys.generator(config.run.seed, Stream.HELD_OUT).permutation(len(good))
     held_out = set(order[: min(len(good) // _OF_HELD_OUT, config.algo.episodes)].tolist())
     algo = config.algo
     run.reporter.event(
-        f"{len(good)} of {len(found)} demonstrations, mean reward {mean:.3f}, {len(held_out)} held "
+        f"{len(good)} of {len(found)} demonstrations, {earned}, {len(held_out)} held "
         f"out; a step learns from {algo.episodes} in {algo.epochs} x {algo.minibatches} optimiser "
         "steps (--algo.epochs, --algo.minibatches)"
     )

@@ -16,7 +16,7 @@ from marft_jax.parallel import processes
 from marft_jax.rollout.collect import Collected
 from marft_jax.run import transcripts
 from marft_jax.run.loggers import find_loggers
-from marft_jax.run.measuring import measure, report, transcribe
+from marft_jax.run.measuring import measure, report, transcribe, warn_without_gradient
 from marft_jax.run.metrics import Clock
 from marft_jax.run.next_steps import next_steps
 from marft_jax.run.opening import open_training
@@ -72,6 +72,7 @@ def learn_from(
         Stopped: a signal came, or ``on_step`` wants no more.
     """
     state, clock, steps = run.state, Clock(checkpoint_s=0.0), run.config.run.steps
+    warned = False
     if (first := int(state.step) + 1) <= steps:
         run.reporter.event(first_step_notice(run.session, first))
     while (step := int(state.step)) < steps:
@@ -84,6 +85,7 @@ def learn_from(
                 state._replace(past=past), batch, step, run.pipeline.check
             )
             transcribe(run, step + 1, collected, estimates)  # while the devices update
+            warned = warned or warn_without_gradient(step + 1, collected, estimates)
             run.pipeline.wait_for((state, learned))
         learned |= also(state)
         metrics = measure(run, step + 1, collected, batch, learned, clock)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import Any
+
+import numpy as np
 
 from marft_jax.formats import jsonlines
 from marft_jax.learning.algorithms import find_algorithm
@@ -20,6 +23,8 @@ from marft_jax.run.transcripts import record, turn_numbers
 from marft_jax.sampling.protocol import version_of
 from marft_jax.types import MAIN
 
+LOGGER = logging.getLogger("marft_jax")
+
 
 def transcribe(run: Training, done: int, collected: Collected, estimates: Estimates) -> None:
     """Writes the transcripts of a step where they are due; the devices may still update."""
@@ -28,11 +33,29 @@ def transcribe(run: Training, done: int, collected: Collected, estimates: Estima
         return
     level = find_algorithm(config.algo.name).level
     numbers = turn_numbers(collected, estimates, level, decoders)
-    lines = [
-        jsonlines.dumps(record(episode, decoders, own))
-        for episode, own in zip(collected.episodes, numbers, strict=True)
-    ]
-    jsonlines.write(run.folder / "transcripts" / f"{done}.jsonl", lines)
+    rows = [record(e, decoders, own) for e, own in zip(collected.episodes, numbers, strict=True)]
+    for call in (call for row in rows for turn in row["turns"] for call in turn.get("calls", ())):
+        del call["seconds"]  # a run that continues would differ
+    jsonlines.write(run.folder / "transcripts" / f"{done}.jsonl", map(jsonlines.dumps, rows))
+
+
+def warn_without_gradient(done: int, collected: Collected, estimates: Estimates) -> bool:
+    """Warns of a step whose advantages are all 0, so that no adapter moves; returns True then."""
+    if np.any(estimates.advantages_EJ):
+        return False
+    groups = {episode.group for episode in collected.episodes}
+    earned = sorted({round(episode.reward, 4) for episode in collected.episodes})
+    which = (
+        f"all {len(collected.episodes)} episodes earned {earned[0]:g}"
+        if len(earned) == 1
+        else f"in each of {len(groups)} groups all samples that are compared earned the same"
+    )
+    LOGGER.warning(
+        "step %d: no gradient: %s, so no adapter moves; if this goes on, take easier or harder "
+        "tasks, a supervised start (marft_jax.imitate), a higher --team.temperature or more "
+        "samples of a task (this is said once)", done, which,
+    )  # fmt: skip
+    return True
 
 
 def measure(

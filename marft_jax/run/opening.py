@@ -157,7 +157,8 @@ def _open(
 
 def check_learns(config: Config, blueprint: Blueprint) -> None:
     """Raises ``BadInput`` for a step reward that is not found, an agent whose samples teach
-    nothing, and settings of past selves that no agent plays as."""
+    nothing, a length penalty of every action, and settings of past selves that no agent plays as.
+    """
     at, names = config.algo.branch_at, [profile.name for profile in blueprint.agents]
     if at not in ("random", "every") and not set(at.split(",")) <= set(names):
         raise BadInput(
@@ -183,7 +184,14 @@ def check_learns(config: Config, blueprint: Blueprint) -> None:
         if profile.reward is not None:
             find_step_reward(profile.reward)
         learns = profile.learns and not config.algo.recorded
-        if learns and profile.sampling(config.team).temperature == 0:
+        sampling = profile.sampling(config.team)
+        if learns and config.algo.overlong_buffer > sampling.max_new_tokens:
+            raise BadInput(
+                f"--algo.overlong_buffer: expected at most {sampling.max_new_tokens}, the token "
+                f"limit of agent {profile.name!r}, got {config.algo.overlong_buffer}, with which "
+                "every action would lose something; lower it"
+            )
+        if learns and sampling.temperature == 0:
             raise BadInput(
                 f"agent {profile.name!r}: expected a temperature above 0 in training, got 0: "
                 "greedy samples teach nothing; raise --team.temperature, or its own"

@@ -126,8 +126,9 @@ def rollout_source(run: Training) -> RolloutSource:
 def first_step_notice(session: Session, first: int) -> str:
     """Says that a run's first step compiles, how many programs there can be, and where they are
     kept for the next start."""
-    most = f"; at most {session.sampler.capabilities.programs} programs to play, as prompts grow"
-    played = "" if session.config.algo.recorded else most
+    count = session.sampler.capabilities.programs
+    most = f"; playing compiles at most {count} programs in all, as prompts grow"
+    played = "" if session.config.algo.recorded or not count else most
     kept = jax.config.jax_compilation_cache_dir  # pyright: ignore[reportAttributeAccessIssue]
     where = f"; kept in {kept}" if kept else ""
     return f"compiling ... (step {first} takes longer than those after it{played}{where})"

@@ -65,6 +65,11 @@ class Toolbox(NamedTuple):
             raise ToolError(f"expected one of the tools {', '.join(known)}, got {name!r:.60}")
         return known[name]
 
+    def cost(self, name: str) -> float:
+        """Returns the cost of a call; of an unknown tool the lowest cost of these tools."""
+        costs = {tool.name: tool.options.cost for tool in self.tools}
+        return costs.get(name, min(costs.values(), default=0.0))
+
 
 def check_entry(entry: Any) -> Entry:
     """Checks the form of an entry; raises ``ValueError``."""
@@ -136,7 +141,9 @@ class EpisodeTools:
         last = dict[int, Future[_End]]()
         started = [self._start(box, call, last) for call in calls[:_MOST]]
         why = f"error: expected at most {_MOST} calls in one answer"
-        refused = [AnsweredCall(*call, why, "wrong") for call in calls[_MOST:]]
+        refused = [
+            AnsweredCall(*call, why, "wrong", cost=box.cost(call.name)) for call in calls[_MOST:]
+        ]
         return (*[settle() for settle in started], *refused)
 
     def repeat(self, box: Toolbox, answered: Sequence[AnsweredCall]) -> None:
@@ -164,7 +171,7 @@ class EpisodeTools:
         try:
             source, tool = box.find(call.name)
         except ToolError as error:
-            wrong = AnsweredCall(*call, f"error: {error}", "wrong")
+            wrong = AnsweredCall(*call, f"error: {error}", "wrong", cost=box.cost(call.name))
             return lambda: wrong
         run, key = self._opened(source), id(source)
         calls = [*self._missed.pop(key, ()), call]

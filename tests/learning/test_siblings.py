@@ -255,7 +255,10 @@ def test_an_algorithm_with_branches_keeps_its_other_settings():
         ({"algo.name": "grpo", "algo.credit": "siblings"}, "--algo.branches: credit siblings"),
         ({"algo.name": "grpo", "algo.branches": 2}, "algo.branches.*needs --algo.credit siblings"),
         ({"algo.name": "appo", "algo.branches": 2}, "unknown setting.*grpo"),
-        ({"algo.name": "appo", "algo.credit": "siblings"}, "expected one of last"),
+        ({"algo.name": "appo", "algo.credit": "siblings"}, "one of last.*needs .*name grpo or"),
+        ({"algo.name": "tppo", "algo.credit": "tree"}, "tree needs .*name grpo or"),
+        ({"algo.name": "distill", "algo.credit": "solo"}, "solo needs --algo.name .*reinforce"),
+        ({"algo.name": "grpo", "algo.credit": "sibling"}, "tree, solo, got 'sibling'$"),
         (
             {"algo.name": "grpo", "algo.credit": "siblings", "algo.branches": 1,
              "algo.dynamic_sampling": True},
