@@ -194,11 +194,8 @@ def _takers(fault: str, words: Words) -> str:
         return ""
     key, section, name = found.groups()
     value, kinds = " ".join(words[key]), sections_lib.family(section)
-    takes = [
-        owner
-        for owner in sections_lib.owners(key)
-        if value in properties(kinds[owner])[name].get("enum", ())
-    ]
+    values = {o: properties(kinds[o])[name].get("enum", ()) for o in sections_lib.owners(key)}
+    takes = [owner for owner, enum in values.items() if value in enum]
     return f"; {value} needs --{section}.name {' or '.join(takes)}" if takes else ""
 
 

@@ -122,18 +122,18 @@ def gradients(
             how = {"alpha": spec.settings.lora.alpha, "r": r}
             states = functools.partial(logprobs.policy_states, spec.graphdef, base, **how)
             policy = functools.partial(_policy_loss, spec, base, r=r, t=t)
-            grad_policy, broken_BA, (_, (logprobs_BA, seen)) = _isolated(states, policy, adapters)
+            grad_policy, left_BA, (_, (logprobs_BA, seen)) = _isolated(states, policy, adapters)
+            seen |= {"nonfinite": left_BA}
         else:
             grad_policy = jax.tree.map(jnp.zeros_like, adapters)
             logprobs_BA, seen = _seen_without_a_pass(spec, r)
-            broken_BA = jnp.zeros_like(r.actions.mask_BA)
     critic_loss, grad_critic, unvalued_BX = jnp.zeros(()), critic, jnp.zeros_like(t.advantages_BX)
     if t.scored.values_BX is not None:
         with jax.named_scope("critic"):
             value = functools.partial(values, spec, base, r=r, features_BXD=t.scored.features_BXD)
             error = functools.partial(_value_loss, spec, r=r, t=t)
             grad_critic, unvalued_BX, (critic_loss, _) = _isolated(value, error, critic)
-    by_adapter = _sums_by_adapter(spec, seen, r, t, broken_BA, lora.shape_of(adapters)[0])
+    by_adapter = _sums_by_adapter(spec, seen, r, t, lora.shape_of(adapters)[0])
     by_agent = _sums_by_agent(spec, logprobs_BA, seen, r, t, unvalued_BX)
     return Totals(grad_policy, grad_critic, by_adapter, by_agent, critic_loss)
 
@@ -165,7 +165,8 @@ def _seen_without_a_pass(
     log-probs of sampling, and zeros for metrics that only a pass through the base would give."""
     mask_BX, _, _ = logprobs.decision_labels(r, spec.algorithm.level)
     seen = dict.fromkeys(_MEANS, jnp.zeros_like(mask_BX))
-    return r.actions.behaviour_BA, seen | {"entropy": jnp.zeros_like(r.actions.mask_BA)}
+    of_tokens = dict.fromkeys(("entropy", "nonfinite"), jnp.zeros_like(r.actions.mask_BA))
+    return r.actions.behaviour_BA, seen | of_tokens
 
 
 def _sums_by(labels: jax.Array, mask: jax.Array, size: int) -> Callable[[jax.Array], jax.Array]:
@@ -238,12 +239,7 @@ def _value_loss(
 
 
 def _sums_by_adapter(
-    spec: LearnerSpec,
-    seen: dict[str, jax.Array],
-    r: Rows[jax.Array],
-    t: Targets,
-    broken_BA: jax.Array,
-    adapters: int,
+    spec: LearnerSpec, seen: dict[str, jax.Array], r: Rows[jax.Array], t: Targets, adapters: int
 ) -> dict[str, jax.Array]:
     """Sums up the numbers of a microbatch's decisions by adapter."""
     mask_BX, _, owner_BX = logprobs.decision_labels(r, spec.algorithm.level)
@@ -255,7 +251,7 @@ def _sums_by_adapter(
         "count": by_owner(t.weights.count),
         "kl": by_owner(seen["approx_kl"]),
         "nonzero_advantages": by_owner(advantages_BX != 0),
-        "nonfinite": by_token(broken_BA),
+        "nonfinite": by_token(seen["nonfinite"]),
     }
 
 

@@ -56,12 +56,12 @@ def own_directory(run: Path) -> Iterator[Path]:
 
 
 _WRITTEN = (
-    "metrics.jsonl", "transcripts", "evaluations", "checkpoints", "tensorboard", "wandb",
-    "mlflow.db", "log.txt", "config.yaml", "team.yaml", "inputs.json", "demonstrations.jsonl",
-)  # fmt: skip
+    "metrics.jsonl transcripts evaluations checkpoints tensorboard wandb mlflow.db log.txt "
+    "config.yaml team.yaml inputs.json demonstrations.jsonl"
+).split()
 
 
-def set_history_aside(run: Path) -> list[str]:
+def set_aside(run: Path) -> list[str]:
     """Moves what a run that begins anew would replace to ``unsaved-N/`` below it.
 
     What a start left that ended before its first step (an empty ``metrics.jsonl``) stays.

@@ -39,22 +39,21 @@ def transcribe(run: Training, done: int, collected: Collected, estimates: Estima
     jsonlines.write(run.folder / "transcripts" / f"{done}.jsonl", map(jsonlines.dumps, rows))
 
 
+_IF_SO = (
+    "if this goes on, take easier or harder tasks, a supervised start (marft_jax.imitate), a "
+    "higher --team.temperature or more samples of a task (said once)"
+)
+
+
 def warn_without_gradient(done: int, collected: Collected, estimates: Estimates) -> bool:
     """Warns of a step whose advantages are all 0, so that no adapter moves; returns True then."""
     if np.any(estimates.advantages_EJ):
         return False
-    groups = {episode.group for episode in collected.episodes}
-    earned = sorted({round(episode.reward, 4) for episode in collected.episodes})
-    which = (
-        f"all {len(collected.episodes)} episodes earned {earned[0]:g}"
-        if len(earned) == 1
-        else f"in each of {len(groups)} groups all samples that are compared earned the same"
-    )
-    LOGGER.warning(
-        "step %d: no gradient: %s, so no adapter moves; if this goes on, take easier or harder "
-        "tasks, a supervised start (marft_jax.imitate), a higher --team.temperature or more "
-        "samples of a task (this is said once)", done, which,
-    )  # fmt: skip
+    earned, groups = zip(*((e.reward, e.group) for e in collected.episodes), strict=True)
+    which = f"in each of {len({*groups})} groups all samples that are compared earned the same"
+    if len({*earned}) == 1:
+        which = f"all {len(earned)} episodes earned {earned[0]:g}"
+    LOGGER.warning("step %d: no gradient: %s, so no adapter moves; %s", done, which, _IF_SO)
     return True
 
 

@@ -25,12 +25,7 @@ from marft_jax.rollout.pipeline import Pipeline
 from marft_jax.run import inputs
 from marft_jax.run.answers import PeriodicEvaluation
 from marft_jax.run.checkpoints import Schedule
-from marft_jax.run.directory import (
-    disk_errors,
-    own_directory,
-    set_history_aside,
-    write_settings,
-)
+from marft_jax.run.directory import disk_errors, own_directory, set_aside, write_settings
 from marft_jax.run.guard import Guard
 from marft_jax.run.loggers import MakeWriter, find_loggers
 from marft_jax.run.metrics import Compilations
@@ -107,7 +102,7 @@ def _open(
     done, is_lead = int(state.step), processes.is_lead()
     goes_on = done < config.run.steps
     if goes_on:
-        news += [] if done else set_history_aside(folder)
+        news += [] if done else set_aside(folder)
         write_settings(folder, config, blueprint)
         inputs.write(folder, learns_from)
     used = loggers if goes_on and is_lead else []
@@ -186,10 +181,10 @@ def check_learns(config: Config, blueprint: Blueprint) -> None:
         learns = profile.learns and not config.algo.recorded
         sampling = profile.sampling(config.team)
         if learns and config.algo.overlong_buffer > sampling.max_new_tokens:
+            most, got = sampling.max_new_tokens, config.algo.overlong_buffer
             raise BadInput(
-                f"--algo.overlong_buffer: expected at most {sampling.max_new_tokens}, the token "
-                f"limit of agent {profile.name!r}, got {config.algo.overlong_buffer}, with which "
-                "every action would lose something; lower it"
+                f"--algo.overlong_buffer: expected at most {most}, the token limit of agent "
+                f"{profile.name!r}, got {got}, with which every action is penalised; lower it"
             )
         if learns and sampling.temperature == 0:
             raise BadInput(

@@ -141,9 +141,7 @@ class EpisodeTools:
         last = dict[int, Future[_End]]()
         started = [self._start(box, call, last) for call in calls[:_MOST]]
         why = f"error: expected at most {_MOST} calls in one answer"
-        refused = [
-            AnsweredCall(*call, why, "wrong", cost=box.cost(call.name)) for call in calls[_MOST:]
-        ]
+        refused = [AnsweredCall(*c, why, "wrong", cost=box.cost(c.name)) for c in calls[_MOST:]]
         return (*[settle() for settle in started], *refused)
 
     def repeat(self, box: Toolbox, answered: Sequence[AnsweredCall]) -> None:

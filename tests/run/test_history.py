@@ -13,7 +13,7 @@ from run_files import lines_of
 from marft_jax import evaluate, imitate
 from marft_jax.formats import jsonlines
 from marft_jax.run import answers
-from marft_jax.run.directory import set_history_aside
+from marft_jax.run.directory import set_aside
 
 
 def make(folder, *names):
@@ -46,10 +46,10 @@ def test_whatever_a_new_run_would_replace_is_moved(tmp_path, names):
     make(tmp_path, *names, "rows.csv", "lock")
     for number in (1, 2):
         make(tmp_path, *names)
-        [line] = set_history_aside(tmp_path)
+        [line] = set_aside(tmp_path)
         assert f"unsaved-{number}" in line and "no checkpoint" in line
         assert all_files(tmp_path / f"unsaved-{number}") == sorted(names)
-    assert set_history_aside(tmp_path) == []
+    assert set_aside(tmp_path) == []
     assert sorted(p.name for p in tmp_path.iterdir()) == [
         "lock", "rows.csv", "unsaved-1", "unsaved-2",
     ]  # fmt: skip
@@ -59,7 +59,7 @@ def test_a_start_that_ended_before_its_first_step_leaves_nothing_to_keep(tmp_pat
     make(tmp_path, "config.yaml", "team.yaml", "log.txt", "tensorboard/events.1")
     (tmp_path / "metrics.jsonl").touch()
     (tmp_path / "transcripts").mkdir()
-    assert set_history_aside(tmp_path) == [] and not (tmp_path / "unsaved-1").exists()
+    assert set_aside(tmp_path) == [] and not (tmp_path / "unsaved-1").exists()
 
 
 def test_a_link_to_checkpoints_on_a_disk_that_is_gone_is_moved_and_an_empty_disk_stays(tmp_path):
@@ -67,10 +67,10 @@ def test_a_link_to_checkpoints_on_a_disk_that_is_gone_is_moved_and_an_empty_disk
     make(run, "metrics.jsonl")
     disk.mkdir()
     (run / "checkpoints").symlink_to(disk)
-    set_history_aside(run)
+    set_aside(run)
     assert (run / "checkpoints").is_symlink()
     disk.rmdir()
-    set_history_aside(run)
+    set_aside(run)
     assert (run / "unsaved-2" / "checkpoints").is_symlink()
     assert not (run / "checkpoints").is_symlink()
 

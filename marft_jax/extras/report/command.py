@@ -75,15 +75,9 @@ def write(folders: Sequence[Path], out: Path, span: range | None = None) -> None
 def _file(name: str) -> Path:
     check_local("--out", name)
     path = Path(name)
-    if path.is_file() and not _is_replaceable(path):
+    start = path.read_bytes()[:99].lower() if path.is_file() else b""
+    if start and b"<!doctype html" not in start:
         raise BadInput(f"--out {name}: expected a new file or an HTML page, got another file")
     if "\0" in name or path.is_dir() or not path.parent.is_dir():
         raise BadInput(f"--out {name}: expected a file name like report.html in an existing folder")
     return path
-
-
-def _is_replaceable(path: Path) -> bool:
-    """True for an empty file, and for an HTML page."""
-    with path.open("rb") as stream:
-        start = stream.read(99).lstrip().lower()
-    return not start or start.startswith(b"<!doctype html")
