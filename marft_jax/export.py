@@ -83,7 +83,7 @@ def export(
         _check_peft(session)
     state = restore_state(session, run, step)
     sources = ", ".join(_portable(base.source) for base in session.bases.values())
-    facts = card.Facts(run, int(state.step), config, blueprint, sources)
+    facts = card.Facts(run, int(state.step), config, blueprint, sources, session.team)
     adapters = jax.tree.map(lambda x: np.asarray(jax.device_get(x)), state.adapters)
     console = Console(highlight=False, soft_wrap=True)
     with _all_or_nothing(out) as draft:
@@ -95,6 +95,8 @@ def export(
     written = sorted(path for path in out.iterdir() if path.name != "base")
     text = f"{run}, step {int(state.step)}: {', '.join(map(str, written))}"
     console.print(printable(text), markup=False)
+    if lacks := turns.lacking(session.team):
+        console.print(printable(_LACKS.format("; ".join(lacks))), markup=False)
     if form == "peft" and "experts" in config.lora.targets:
         console.print(_EXPERTS)
     return facts.step
@@ -118,6 +120,12 @@ def _check_peft(session: Session) -> None:
 _EXPERTS = (
     "adapters on experts: peft 0.18 with transformers 5 loads them; vLLM and SGLang refuse them or "
     "leave them out without a word: give them --format merged"
+)
+
+
+_LACKS = (
+    "not exported: {}; other programs run these agents without, the team.yaml of --format peft has "
+    "them for marft_jax"
 )
 
 
@@ -167,9 +175,10 @@ def _as_peft(
     team, blueprint = session.team, facts.blueprint
     places = [*zip(team.bases, team.owners, strict=True)]
     folders: dict[str, list[str]] = {}
-    loaded = list[str]()  # where a loader finds each base
+    loaded, loaders = list[str](), list[str]()  # where a loader finds each base, and which one
     for on, model in session.bases.items():
         inside, source = huggingface.layers_in(model.source), _portable(model.source)
+        loaders.append(huggingface.loader_of(model.source))
         if model.source == "tiny":  # nobody else has it
             source = "base"
             huggingface.write_model(out / source, model, {}, 1.0, {})
@@ -179,8 +188,9 @@ def _as_peft(
             of_model = inside, model.config.layers_with, dict(model.config.spelling)
             peft.write(out / folder, _of(n, adapters[on]), alpha, source, *of_model)
             folders[folder] = [team.names[i] for i, own in enumerate(places) if own == (on, n)]
-    plays = turns.write(out, team, session.workflow, loaded, session.config.eval.temperature)
-    card.write(out, facts, folders, loaded[0], plays)
+    temperature = session.config.eval.temperature
+    plays = turns.write(out, team, session.workflow, loaded, loaders, temperature)
+    card.write(out, facts, folders, loaded[0], plays, loaders[0])
     seeded = tuple(
         dataclasses.replace(profile, init=team.folder_of(*place))
         for profile, place in zip(blueprint.agents, places, strict=True)

@@ -13,6 +13,8 @@ from huggingface_hub import ModelCard, ModelCardData
 from marft_jax.config import Config
 from marft_jax.envs.datasets.rows import SUFFIXES
 from marft_jax.formats import foreign
+from marft_jax.interop import turns
+from marft_jax.team.prompts import Team
 from marft_jax.team.team_files import Blueprint
 
 _METRICS = ("reward/mean", "reward/std", "episode/turns")
@@ -27,6 +29,7 @@ class Facts(NamedTuple):
     config: Config
     blueprint: Blueprint
     base: str
+    team: Team | None = None
 
 
 def write(
@@ -35,6 +38,7 @@ def write(
     folders: Mapping[str, Sequence[str]],
     base: str = "",
     plays: bool = False,
+    loader: str = "AutoModelForCausalLM",
 ) -> None:
     """Writes ``README.md``: base, task, team, metrics and how peft, transformers and vLLM load it.
 
@@ -43,8 +47,10 @@ def write(
         folders: folder of an adapter or model, to the names of its agents.
         base: where the loader of the adapters finds the base; "" for merged models.
         plays: ``team.py`` lies beside them.
+        loader: the class of transformers that loads the base.
     """
-    config, adapted = facts.config, bool(base)
+    config, adapted, team, profiles = facts.config, bool(base), facts.team, facts.blueprint.agents
+    shown = [own.prompt if team is None else team.system_of(i) for i, own in enumerate(profiles)]
     data = ModelCardData(
         library_name="peft" if adapted else "transformers",
         base_model=facts.base if _HUB_ID.fullmatch(facts.base) else None,  # else the hub refuses it
@@ -55,7 +61,10 @@ def write(
         template_path=str(Path(__file__).with_name("card.md")),
         facts=facts,
         config=config,
-        profiles=facts.blueprint.agents,
+        profiles=profiles,
+        shown=shown,
+        lacks=[] if team is None else turns.lacking(team),
+        loader=loader,
         workflow=config.team.workflow or facts.blueprint.workflow,
         data=[_portable(source) for source in config.env.data],
         metrics=metrics_at(Path(facts.run), facts.step, config.algo.recorded),

@@ -20,7 +20,7 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from marft_jax.interop.peft import Factors
-from marft_jax.models.config_json import sizes_of, text_settings
+from marft_jax.models.config_json import architecture, sizes_of, text_settings
 from marft_jax.models.decoder import DecoderConfig
 from marft_jax.models.lora import matrix_of
 from marft_jax.models.parts.attention import AttentionConfig
@@ -65,9 +65,8 @@ def write_model(
     settings = settings or config_json(base.config)
     settings |= {"dtype": dtype, "tie_word_embeddings": base.config.tie_embeddings, **tokens}
     settings.pop("quantization_config", None)  # what is written is unpacked
-    settings.pop("torch_dtype", None)  # the older spelling of dtype
     settings.pop("_name_or_path", None)  # where somebody once had it
-    _write_json(folder / "config.json", settings)
+    _write_json(folder / "config.json", _with_older_keys(settings))
     generation = read_json(source / "generation_config.json") if source else {}
     _write_json(folder / "generation_config.json", generation | tokens | dict(sampling))
     save_tokenizer(base.tokenizer, folder, source)
@@ -97,6 +96,22 @@ def write_model(
         _write_json(folder / "model.safetensors.index.json", index)
 
 
+def _with_older_keys(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Adds settings where transformers 4, vLLM and llama.cpp read them, which would otherwise take
+    their defaults without a word."""
+    rope = settings.get("rope_parameters") or {}
+    full, local = rope.get("full_attention", rope), rope.get("sliding_attention", {})
+    older = {"rope_theta": full.get("rope_theta"), "rope_local_base_freq": local.get("rope_theta")}
+    if full is rope:
+        older["partial_rotary_factor"] = full.get("partial_rotary_factor")
+        if full.get("rope_type") in ("linear", "llama3", "yarn"):
+            older["rope_scaling"] = {key: x for key, x in full.items() if key not in older}
+    if "num_experts_per_tok" in settings and settings["model_type"].startswith("qwen3"):
+        older["num_experts"] = settings.get("num_local_experts")
+    older = {key: x for key, x in older.items() if x is not None}
+    return {**older, **settings, "torch_dtype": settings["dtype"]}
+
+
 def merge(
     path: str,
     array: jax.Array,
@@ -123,11 +138,21 @@ def merge(
     return np.ascontiguousarray(weight)
 
 
+def loader_of(source: str) -> str:
+    """Names the class of transformers that loads a base, and with it the model's own class."""
+    return "AutoModelForImageTextToText" if _sees_images(source) else "AutoModelForCausalLM"
+
+
 def layers_in(source: str) -> str:
-    """Names the module of the transformers model that has the layers of a base."""
+    """Names the module that has the layers of a base in what ``loader_of`` loads."""
+    return "model.language_model" if _sees_images(source) else "model"
+
+
+def _sees_images(source: str) -> bool:
+    """True where the text is a part of the published model, beside parts for images."""
     folder = directory_of(source)
-    settings = read_json(folder / "config.json") if folder else {}
-    return "model.language_model" if "text_config" in settings else "model"
+    name = architecture(read_json(folder / "config.json")) if folder else None
+    return bool(name) and str(name).endswith("ForConditionalGeneration")
 
 
 def config_json(config: DecoderConfig) -> dict[str, Any]:

@@ -39,21 +39,22 @@ def play(team: Any, task: str, tokenizers: Any, write: Any) -> Any:
 
 if __name__ == "__main__":
     import torch  # type: ignore
+    import transformers
     from peft import PeftModel  # type: ignore
-    from transformers import AutoModelForCausalLM, AutoTokenizer
 
     def load(base: Any) -> tuple[Any, Any]:
         """Loads the tokenizer and the model of a base, with the adapters of its agents."""
         given = {"gguf_file": base["model"]} if base["model"].endswith(".gguf") else {}
         there = HERE if given else HERE / base["model"]
         source = there if there.exists() else base["model"]
-        model = AutoModelForCausalLM.from_pretrained(source, **given)
+        model = getattr(transformers, base["loader"]).from_pretrained(source, **given)
         model = PeftModel.from_pretrained(model, HERE / base["adapters"][0], adapter_name="a0")
         for n, name in enumerate(base["adapters"][1:], 1):
             model.load_adapter(HERE / name, adapter_name=f"a{n}")
-        return AutoTokenizer.from_pretrained(source, **given), model
+        return transformers.AutoTokenizer.from_pretrained(source, **given), model
 
     team = json.loads((HERE / "turns.json").read_text("utf-8"))
+    sys.stderr.write(team["lacks"])
     tokenizers, models = zip(*map(load, team["bases"]), strict=True)
 
     def write(turn: Any, ids: Any) -> list[int]:

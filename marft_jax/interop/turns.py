@@ -17,12 +17,18 @@ _Turn = tuple[int, list[int], str]  # the agent, the earlier turns that it sees,
 
 
 def write(
-    folder: Path, team: Team, workflow: str, models: Sequence[str], temperature: float
+    folder: Path,
+    team: Team,
+    workflow: str,
+    models: Sequence[str],
+    loaders: Sequence[str],
+    temperature: float,
 ) -> bool:
     """Writes both files, if the order of the turns is known before the team plays.
 
     Args:
         models: where the loader of the adapters finds each base, in the order of ``team.adapters``.
+        loaders: the class of transformers that loads each (``huggingface.loader_of``).
         temperature: sampling temperature of every agent, as in evaluations and chat.
 
     Returns:
@@ -32,10 +38,10 @@ def write(
     turns = None if team.shared or team.view else turns_of(team, workflow)
     if turns is None:
         return False
+    lacks = "; ".join(lacking(team))
     plain = {
-        "bases": [
-            _base(team, name, model) for name, model in zip(team.adapters, models, strict=True)
-        ],
+        "lacks": lacks and f"team.py plays without what the agents were trained with: {lacks}\n",
+        "bases": [_base(team, *base) for base in zip(team.adapters, models, loaders, strict=True)],
         "line": "{1}" if team.anonymous else "{0}: {1}",
         "thinking": THINKING.pattern,
         "turns": [_plain(team, turn, temperature) for turn in turns],
@@ -44,6 +50,17 @@ def write(
     (folder / "turns.json").write_text(text, encoding="utf-8")
     shutil.copyfile(Path(__file__).with_name("team.py"), folder / "team.py")
     return True
+
+
+def lacking(team: Team) -> list[str]:
+    """Names what agents were trained with and other programs do not give them."""
+    found = list[str]()
+    for agent, profile in enumerate(team.profiles):
+        if tools := team.tools_of(agent).tools:
+            found.append(f"tools of {profile.name} ({', '.join(tool.name for tool in tools)})")
+        if profile.form:
+            found.append(f"the format of {profile.name}'s texts (a JSON schema)")
+    return found
 
 
 def turns_of(team: Team, workflow: str) -> list[_Turn] | None:
@@ -65,12 +82,13 @@ def turns_of(team: Team, workflow: str) -> list[_Turn] | None:
     return found
 
 
-def _base(team: Team, name: str, model: str) -> dict[str, Any]:
+def _base(team: Team, name: str, model: str, loader: str) -> dict[str, Any]:
     first = team.bases.index(name)
     tokenizer = team.tokenizers[first]
     folded, template = tokenizer.rendering()
     return {
         "model": model,
+        "loader": loader,
         "adapters": [team.folder_of(name, n) for n in range(team.adapters[name])],
         "context": team.contexts[first],
         "eos": list(tokenizer.eos_ids),

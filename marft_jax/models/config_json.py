@@ -33,6 +33,8 @@ are found."""
 SIZES = {ours: hf for ours, hf, *_ in _NUMBERS}
 """Sizes here and in config.json."""
 
+_TIED = "tie_word_embeddings"
+
 _MODEL_TYPES: dict[str | None, str] = {
     **{name.removesuffix("ForCausalLM").lower(): name for name in FAMILIES},
     "qwen3_moe": "Qwen3MoeForCausalLM",
@@ -52,12 +54,16 @@ _MODEL_TYPES: dict[str | None, str] = {
 }
 
 
-def read_config(config: Mapping[str, Any], source: str) -> DecoderConfig:
+def read_config(
+    config: Mapping[str, Any], source: str, has_head: Callable[[], bool] | None = None
+) -> DecoderConfig:
     """``config.json`` as a ``DecoderConfig``.
 
     Args:
         config: the parsed file, in the spelling of transformers 4 or 5.
         source: where it came from, for messages.
+        has_head: tells whether the weights have a vocabulary matrix of their own, which decides
+            where the settings of a model of text and images and those of its text differ.
 
     Raises:
         BadInput: an architecture or a setting that the decoder does not have, by name, or a key
@@ -67,6 +73,9 @@ def read_config(config: Mapping[str, Any], source: str) -> DecoderConfig:
         name = _architecture(config, source)
         family = FAMILIES[name]
         given = {**config, **config.get("text_config", {})}
+        above, own = (bool(x.get(_TIED, given.get(_TIED))) for x in (config, given))
+        if above != own:
+            given[_TIED] = not has_head() if has_head else above
         if given.get("rope_scaling"):  # instead of the default
             given.setdefault("rope_parameters", None)
         config = family.usual({**family.defaults, **given})
@@ -81,7 +90,7 @@ def read_config(config: Mapping[str, Any], source: str) -> DecoderConfig:
             "rope_theta": rope.theta,
             "rope_scaling": rope.scaling,
             "rotary_channels": 0 if rope.share == 1 else int(found["head_dim"] * rope.share),
-            "tie_embeddings": bool(config.get("tie_word_embeddings", False)),
+            "tie_embeddings": bool(config.get(_TIED, False)),
             "qkv_bias": bias if family.qkv_bias is None else family.qkv_bias,
             "o_bias": bias if family.o_bias is None else family.o_bias,
             "local_rope_theta": local,
@@ -152,9 +161,14 @@ def sizes_of(config: DecoderConfig) -> dict[str, int]:
     return {hf: known[ours] for ours, hf in SIZES.items()}
 
 
-def _architecture(config: Mapping[str, Any], source: str) -> str:
+def architecture(config: Mapping[str, Any]) -> str | None:
+    """Name of the class of transformers that a checkpoint is of; None where its kind is unknown."""
     name = next(iter(config.get("architectures") or []), None)
-    name = name or _MODEL_TYPES.get(config.get("model_type", ""))
+    return name or _MODEL_TYPES.get(config.get("model_type", ""))
+
+
+def _architecture(config: Mapping[str, Any], source: str) -> str:
+    name = architecture(config)
     if name in FAMILIES and "text_config" in config:
         name = _MODEL_TYPES.get(config["text_config"].get("model_type"), name)
     if name not in FAMILIES:

@@ -117,6 +117,12 @@ class Team(NamedTuple):
         own = [replace(p, answers=i == agent) for i, p in enumerate(self.profiles)]
         return self._replace(profiles=tuple(own), opener=agent, orchestrator=None, judge=None)
 
+    def system_of(self, agent: int) -> str:
+        """Returns an agent's system prompt, with its tools where the chat template has none."""
+        tokenizer, tools = self.tokenizers[agent], self.tools_of(agent).definitions
+        messages, _ = for_model(self._opening(agent, [""]), tools, tokenizer)
+        return next((m["content"] for m in messages if m["role"] == "system"), "")
+
     def act(self, agent: int, state: State, turns: Sequence[Turn] = (), message: str = "") -> Act:
         """Makes an act of an agent, which sees the state and the given turns of this step.
 

@@ -20,8 +20,10 @@ from marft_jax import cli, export
 from marft_jax.cli import configure
 from marft_jax.envs.maths import Settings
 from marft_jax.errors import BadInput
-from marft_jax.interop import card, peft, turns
+from marft_jax.interop import card, huggingface, peft, turns
 from marft_jax.learning.settings import Imitation
+from marft_jax.models import config_json
+from marft_jax.models.families import FAMILIES
 from marft_jax.run.checkpoints import Checkpoints
 from marft_jax.run.compatibility import identity_of
 from marft_jax.run.directory import write_settings
@@ -170,6 +172,74 @@ def test_team_py_walks_a_graph_and_is_left_out_where_the_order_is_decided_on_the
     assert turns.turns_of(team, "dag") == [(0, [], "first"), (1, [0], "look"), (1, [0, 1], "then")]
     assert turns.turns_of(team, "solo") == [(1, [], "then")]
     assert turns.turns_of(team, "orchestrated") is None
+
+
+def with_agents(run, folder, **changes):
+    """The run with other fields of its solver."""
+    copy = shutil.copytree(run, folder)
+    agents = [BUILT_IN[0], dataclasses.replace(BUILT_IN[1], **changes)]
+    config = replaced(replaced(configure(), "run.dir", str(copy)), "model.context", 900)
+    write_settings(copy, config, Blueprint(tuple(agents)))
+    return copy
+
+
+WITHOUT = {
+    "tools": (dict(tools=("calculator",)), "tools of solver (calculator)"),
+    "tools of one's own": (dict(tools=("my_own:strokes",)), "tools of solver (strokes)"),
+    "a format": (
+        dict(format={"type": "object", "properties": {"answer": {"type": "integer"}}}),
+        "the format of solver's texts",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", WITHOUT)
+@pytest.mark.parametrize("form", ["peft", "merged"])
+def test_what_an_export_lacks_is_said(what, form, run, tmp_path, capsys, monkeypatch):
+    changes, named = WITHOUT[what]
+    function = 'def strokes(text: str) -> str:\n    """Counts."""\n    return text\n'
+    (tmp_path / "my_own.py").write_text(function)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    own = with_agents(run, tmp_path / "run", prompt="", **changes)
+    assert run_export("--run", own, "--out", out := tmp_path / "out", "--format", form) == 0
+    assert f"not exported: {named}" in capsys.readouterr().out
+    card = (out / "README.md").read_text()
+    assert named in card and '""' not in card
+    if form == "peft":
+        plan = json.loads((out / "turns.json").read_text())
+        assert plan["lacks"].startswith("team.py plays without") and named in plan["lacks"]
+        assert 'sys.stderr.write(team["lacks"])' in (out / "team.py").read_text()
+        assert "`team.py` plays without" in card
+    if "tools" in changes:  # the built-in model's template has none, so the prompt describes them
+        assert '- solver: "To call a tool, write a block' in card
+
+
+def test_a_card_has_the_prompts_that_were_shown(run, tmp_path):
+    copy = shutil.copytree(run, tmp_path / "run")
+    config = replaced(replaced(configure(), "run.dir", str(copy)), "team.anonymous", True)
+    write_settings(copy, config, Blueprint(BUILT_IN))
+    assert run_export("--run", copy, "--out", out := tmp_path / "out") == 0
+    card = (out / "README.md").read_text()
+    assert "- planner: none\n- solver: none\n" in card and "also trained with" not in card
+    assert json.loads((out / "turns.json").read_text())["lacks"] == ""
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("named", [True, False])
+def test_one_rule_says_how_transformers_loads_a_base(name, named, tmp_path):
+    """Published models of text and images have the text in a module of its own."""
+    types = {theirs: kind for kind, theirs in config_json._MODEL_TYPES.items()}
+    settings = {"architectures": [name]} if named else {"model_type": types[name]}
+    (tmp_path / "config.json").write_text(json.dumps(settings))
+    images = name.endswith("ForConditionalGeneration")
+    loader = "AutoModelForImageTextToText" if images else "AutoModelForCausalLM"
+    assert huggingface.loader_of(str(tmp_path)) == loader
+    inside = "model.language_model" if images else "model"
+    assert huggingface.layers_in(str(tmp_path)) == inside
+    facts = card.Facts(str(tmp_path), 3, configure(), Blueprint(BUILT_IN), "owner/name")
+    card.write(tmp_path, facts, {"solver": ["solver"]}, "owner/name", True, loader)
+    text = (tmp_path / "README.md").read_text()
+    assert f"import {loader}, AutoTokenizer" in text and f"base = {loader}.from_pr" in text
 
 
 def full_disk(folder, *_):

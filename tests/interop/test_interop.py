@@ -121,6 +121,29 @@ def test_a_written_config_json_is_read_as_what_it_was(variant):
     assert read_config(huggingface.config_json(config), "config.json") == config
 
 
+OLDER_KEYS = {
+    "llama": {"rope_theta": 1e4, "rope_scaling": {
+        "rope_type": "llama3", "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 32}},
+    "qwen2": {"rope_theta": 1e4},
+    "qwen3": {"rope_scaling": {"rope_type": "linear", "factor": 2.0}},
+    "mistral": {"rope_theta": 1e4},
+    "gemma3": {"rope_theta": 1e6, "rope_local_base_freq": 1e4},
+    "granite": {"rope_theta": 1e4, "torch_dtype": "float32", "dtype": "float32"},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("variant", OLDER_KEYS)
+def test_settings_stand_where_older_programs_read_them_too(variant, tmp_path):
+    base = random_base(variant)
+    huggingface.write_model(tmp_path, base, {}, 1.0, {})
+    written = json.loads((tmp_path / "config.json").read_text())
+    assert {key: written[key] for key in OLDER_KEYS[variant]} == OLDER_KEYS[variant]
+    assert read_config(written, "config.json") == read_config(
+        huggingface.config_json(base.config), "config.json"
+    )
+
+
 @pytest.mark.parametrize("variant", ["llama_bias", "qwen3", "gemma3"])
 def test_a_merged_model_is_the_base_with_its_adapter(variant, tmp_path):
     base = random_base(variant)

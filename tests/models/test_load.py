@@ -246,6 +246,89 @@ def test_a_vocabulary_of_its_own_is_refused_where_the_flag_denies_it(directory, 
     np.testing.assert_array_equal(load.reader(opened.params)("lm_head/kernel"), own)
 
 
+def parts(whole, of: str, count: int = 3):
+    """The tensors in as many files, by their names."""
+    names = sorted(whole)
+    return {of.format(i + 1, count): {n: whole[n] for n in names[i::count]} for i in range(count)}
+
+
+_OTHER = {"layers.0.attention.wq.weight": np.ones((16, 16), np.float32)}
+_SET = "model-{:05d}-of-{:05d}.safetensors"
+
+
+@pytest.mark.parametrize(
+    "beside",
+    [
+        {"consolidated.safetensors": _OTHER},
+        {"consolidated.00.safetensors": _OTHER},
+        parts(_OTHER | {"norm.weight": np.ones(16, np.float32)}, "consolidated-{:05d}-of-{:05d}"
+              ".safetensors", 2),
+        {"adapter_model.safetensors": _OTHER},
+        {"optimizer.safetensors": _OTHER},
+        {"eagle_head.safetensors": _OTHER},
+        {_SET.format(1, 7): _OTHER, _SET.format(3, 7): _OTHER},  # of an older download
+    ],
+    ids=lambda files: next(iter(files)),
+)  # fmt: skip
+def test_weights_beside_a_models_own_parts_are_not_read(directory, beside):
+    expected = base(directory).params
+    (directory / "model.safetensors").unlink()
+    for name, tensors in {**parts(tensors_of(SETTINGS), _SET), **beside}.items():
+        save_file(tensors, directory / name)
+    chex.assert_trees_all_equal(base(directory).params, expected)
+
+
+@pytest.mark.parametrize("name", ["weights.safetensors", "pytorch_model.safetensors"])
+def test_weights_of_another_program_beside_a_whole_model_are_not_read(directory, name):
+    (directory / "model.safetensors").rename(directory / name)
+    save_file(_OTHER, directory / "consolidated.safetensors")
+    assert base(directory).config.n_layers == 2
+
+
+@pytest.mark.parametrize("lost", [[0], [2], [0, 1], [1, 2]])
+def test_a_set_of_parts_that_lacks_some_is_refused(directory, lost):
+    (directory / "model.safetensors").unlink()
+    for i, (name, tensors) in enumerate(parts(tensors_of(SETTINGS), _SET).items()):
+        if i not in lost:
+            save_file(tensors, directory / name)
+    with pytest.raises(BadInput, match=f"all parts of one model, found {3 - len(lost)} of 3 of"):
+        base(directory)
+
+
+@pytest.mark.parametrize("head", ["own head", "no head"])
+@pytest.mark.parametrize(
+    ("above", "own"), [(True, False), (False, True), (True, True), (False, False), (None, True),
+                       (None, False), (True, None), (False, None)]
+)  # fmt: skip
+@pytest.mark.parametrize("kind", ["mistral3", "qwen3_5", "gemma3"])
+def test_two_places_say_whether_embeddings_are_tied(directory, kind, above, own, head):
+    """Where they differ, the weights decide."""
+    name, text = {
+        "mistral3": ("Mistral3ForConditionalGeneration", dict(model_type="mistral")),
+        "qwen3_5": ("Qwen3_5ForConditionalGeneration", dict(
+            model_type="qwen3_5_text", layer_types=["linear_attention", "full_attention"])),
+        "gemma3": ("Gemma3ForConditionalGeneration", dict(sliding_window=8)),
+    }[kind]  # fmt: skip
+    text = SETTINGS | {"architectures": None, "head_dim": 8} | text
+    stored = tensors_of({"architectures": [name], "text_config": text})  # tied
+    if head == "own head":
+        stored["lm_head.weight"] = stored["model.embed_tokens.weight"] + 1
+    save_file(stored, directory / "model.safetensors")
+    del text["tie_word_embeddings"]
+    settings = {"architectures": [name], "text_config": text}
+    for where, flag in ((settings, above), (text, own)):
+        if flag is not None:
+            where["tie_word_embeddings"] = flag
+    (directory / "config.json").write_text(json.dumps(settings))
+    flags = {above, own} - {None}
+    if flags == {True, False} or flags == {head == "no head"}:
+        assert base(directory).config.tie_embeddings == (head == "no head")
+    else:
+        message = "equal to the embeddings" if flags == {True} else "missing: lm_head.weight"
+        with pytest.raises(BadInput, match=message):
+            base(directory)
+
+
 def spoil_missing(d):
     tensors = tensors_of(SETTINGS)
     del tensors["model.layers.1.mlp.up_proj.weight"]

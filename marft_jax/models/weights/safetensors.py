@@ -34,6 +34,8 @@ _IMAGES = re.compile(
 _TEXT = re.compile(
     r"^(language_model\.model|model\.language_model)\.|^language_model\.(?=lm_head\.)"
 )
+_PART = re.compile(r"(.+)-\d{5}-of-(\d{5})\.safetensors")
+_OTHERS = re.compile("consolidated|adapter_model|optimizer")  # weights, but not of this model
 _EMBEDDINGS, _VOCABULARY = (f"{name}.weight" for name in ("model.embed_tokens", "lm_head"))
 
 
@@ -41,10 +43,11 @@ def weight_files(directory: Path) -> list[Path]:
     """Safetensors files of a model, sorted by name.
 
     Those of ``model.safetensors.index.json`` where there is one, else ``model.safetensors``, else
-    every ``*.safetensors`` in the directory.
+    the parts of a set (``model-00001-of-00002.safetensors``), else every ``*.safetensors`` in the
+    directory but those of other programs (``consolidated*``, ``adapter_model*``, ...).
 
     Raises:
-        BadInput: there are none, or the index names a file that is missing.
+        BadInput: there are none, a part of a set is missing, or a file that the index names.
     """
     index = directory / "model.safetensors.index.json"
     if index.is_file():
@@ -54,7 +57,9 @@ def weight_files(directory: Path) -> list[Path]:
     elif (directory / "model.safetensors").is_file():
         files = [directory / "model.safetensors"]
     else:
-        files = sorted(directory.glob("*.safetensors"))
+        every = sorted(directory.glob("*.safetensors"))
+        own = [file for file in every if not _OTHERS.match(file.name)] or every
+        files = _parts(own) or own
     if not files:
         raise BadInput(
             f"{directory}: expected *.safetensors weights, found none; convert others with "
@@ -64,6 +69,39 @@ def weight_files(directory: Path) -> list[Path]:
         if not file.is_file():
             raise BadInput(f"{directory}: {index.name} names {file.name}, which is missing")
     return files
+
+
+def _parts(files: Sequence[Path]) -> list[Path]:
+    """Returns the set of parts among these files that is complete; none where there are no parts.
+
+    Raises:
+        BadInput: no set is complete, or several are.
+    """
+    sets: dict[tuple[str, int], list[Path]] = {}
+    for file in files:
+        if match := _PART.fullmatch(file.name):
+            sets.setdefault((match[1], int(match[2])), []).append(file)
+    whole = [parts for (_, count), parts in sets.items() if len(parts) == count]
+    if sets and len(whole) != 1:
+        counts = (f"{len(own)} of {n} of {name}" for (name, n), own in sets.items())
+        raise BadInput(
+            f"{files[0].parent}: expected all parts of one model, found {', '.join(counts)}; "
+            "download the missing files, or take the others away"
+        )
+    return whole[0] if whole else []
+
+
+def has_head(directory: Path) -> bool:
+    """Tells whether the weights have a vocabulary matrix beside the embeddings.
+
+    Raises:
+        BadInput: a file is not intact.
+    """
+    for file in weight_files(directory):
+        with readable(file, "safetensors file"), safe_open(file, framework="numpy") as tensors:
+            if _VOCABULARY in map(_ours, tensors.keys()):
+                return True
+    return False
 
 
 def read(
