@@ -216,7 +216,7 @@ def prefill(
     fresh = cache_lib.each(lambda new, cache: new.like(cache), fresh, slots.cache)
     last_B = p.lengths_B - p.starts_B - 1
     last_BD = jnp.take_along_axis(hidden_BTD, last_B[:, None, None], axis=1)[:, 0]
-    logits_BV = decoder.project(graphdef, base, last_BD)
+    logits_BV = decoder.logits(last_BD, decoder.vocabulary(graphdef, base))
     counts_B = jnp.zeros_like(p.lengths_B)
     ids_B, logprobs_B, kept_B = sample(logits_BV, p.keys_B2, counts_B, p.settings, allowed_BV)
     others = ((0, 0), (0, slots.ids_SA.shape[1] - 1))

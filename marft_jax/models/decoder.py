@@ -23,6 +23,7 @@ from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jax import Array
 from jax.typing import DTypeLike
@@ -98,6 +99,7 @@ class DecoderConfig:
         files: how checkpoints hold matrices (``weights.layout``).
         stacked: the layers of each place in the period are one array per matrix, scanned.
         spelling: names of modules in files, usual name and own name, where the family has its own.
+        gaps: ids without a token, as ranges (first, end); the policy never draws them.
     """
 
     vocab_size: int
@@ -117,6 +119,7 @@ class DecoderConfig:
     files: Files = "plain"
     stacked: bool = False
     spelling: tuple[tuple[str, str], ...] = ()
+    gaps: tuple[tuple[int, int], ...] = ()
 
     @property
     def n_layers(self) -> int:
@@ -259,12 +262,13 @@ def _normalised(x: Array, norm: RMSNorm | None) -> Array:
 
 
 _VOCABULARY = ("vocabulary", "model")
+_NEVER = -1e30
 
 
 @functools.partial(
     jax.tree_util.register_dataclass,
     data_fields=["matrix_VD"],
-    meta_fields=["divisor", "cap"],
+    meta_fields=["divisor", "cap", "gaps"],
 )
 @dataclasses.dataclass(frozen=True)
 class Vocabulary:
@@ -272,11 +276,13 @@ class Vocabulary:
 
     Attributes:
         cap: 0 for none.
+        gaps: see ``DecoderConfig``; their logits are so low that their probability is exactly 0.
     """
 
     matrix_VD: Array
     divisor: float = 1.0
     cap: float = 0.0
+    gaps: tuple[tuple[int, int], ...] = ()
 
     def products(self, hidden: Array) -> Array:
         """``[..., D] -> float32 [..., V]``."""
@@ -285,7 +291,14 @@ class Vocabulary:
     def finish(self, products: Array) -> Array:
         """Logits of these products."""
         divided = products if self.divisor == 1 else products / self.divisor
-        return soft_cap(divided, self.cap)
+        logits = soft_cap(divided, self.cap)
+        if not self.gaps:
+            return logits
+        has_token_V = np.ones(logits.shape[-1], bool)
+        for first, end in self.gaps:
+            has_token_V[first:end] = False
+        has_token_V = has_token_V.reshape((1,) * (logits.ndim - 1) + (-1,))
+        return jnp.where(has_token_V, logits, _NEVER)  # not -inf: 0 · inf is no entropy
 
 
 class Embed(nnx.Module):
@@ -420,7 +433,8 @@ class Decoder(nnx.Module):
     def vocabulary(self) -> Vocabulary:
         """From hidden states to logits."""
         matrix = (self.embed.embedding if self.lm_head is None else self.lm_head.kernel)[...]
-        return Vocabulary(matrix, self.config.logits_divisor, self.config.logits_cap)
+        config = self.config
+        return Vocabulary(matrix, config.logits_divisor, config.logits_cap, config.gaps)
 
 
 def _of_experts(path: Any, leaf: Any) -> bool:
@@ -465,8 +479,9 @@ def forward(
 
 
 def project(graphdef: Any, base: Base, hidden: Array) -> Array:
-    """Vocabulary logits of hidden states, ``[..., D] -> float32 [..., V]``."""
-    return logits(hidden, vocabulary(graphdef, base))
+    """Logits of every row of the vocabulary, with or without a token; ``[..., D] -> float32
+    [..., V]``."""
+    return logits(hidden, dataclasses.replace(vocabulary(graphdef, base), gaps=()))
 
 
 def vocabulary(graphdef: Any, base: Base) -> Vocabulary:
@@ -476,6 +491,6 @@ def vocabulary(graphdef: Any, base: Base) -> Vocabulary:
 
 
 def logits(hidden: Array, vocabulary: Vocabulary) -> Array:
-    """``[..., D] -> float32 [..., V]``."""
+    """Logits of the policy, whose vocabulary are the tokens; ``[..., D] -> float32 [..., V]``."""
     with jax.named_scope("vocabulary"):
         return vocabulary.finish(vocabulary.products(hidden))

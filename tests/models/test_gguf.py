@@ -478,6 +478,24 @@ def byte_level_metadata(pre: str, merges=("1 2", "3 4", "h e")) -> dict:
     }
 
 
+def test_rows_of_a_gguf_file_that_only_fill_up_are_no_tokens():
+    """llama.cpp writes unused names for rows without a token, at the end or between tokens."""
+    metadata = byte_level_metadata("qwen2")
+    tokens, types = metadata["tokenizer.ggml.tokens"], metadata["tokenizer.ggml.token_type"]
+    n, hole = len(tokens), tokens.index("~")
+    filled = [*tokens, "[PAD300]", "[PAD301]"]
+    filled[hole] = "[PAD7]"
+    kinds = [*types, 5, 5]
+    kinds[hole] = 5
+    merged = tokens.index("he")
+    kinds[merged] = 5  # unused, but a merge makes it
+    more = {"tokenizer.ggml.tokens": filled, "tokenizer.ggml.token_type": kinds}
+    own = tokenizer.from_gguf(metadata | more, "test")
+    assert own.gaps(n + 2) == ((hole, hole + 1), (n, n + 2)) and own.vocab_size == n
+    assert own.decode([n]) == "" and own.encode("he") == [merged]
+    assert own.gaps(hole) == () and own.gaps(n + 5) == ((hole, hole + 1), (n, n + 5))
+
+
 def test_the_named_pre_tokenizer_decides_how_digits_are_cut():
     def cut(pre: str) -> list[str]:
         return vocabulary.from_gguf(byte_level_metadata(pre), "test").encode("1234 he").tokens

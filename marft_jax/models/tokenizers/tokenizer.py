@@ -55,7 +55,8 @@ class Tokenizer:
         source: where it came from, for messages.
 
     Attributes:
-        vocab_size: ids are below this; the model's embedding may have more rows.
+        tokens: the ids that have a token; the model's embedding may have more rows.
+        vocab_size: ids are below this.
         eos_ids: tokens that end an action.
         end_id: the one that the template writes after an assistant's message; where it writes none,
             the tokenizer's own.
@@ -78,7 +79,13 @@ class Tokenizer:
                 f"marft_jax: {printable(source)}: has no chat template; uses {plain}",
                 file=sys.stderr,
             )
-        self.vocab_size: int = len(tokenizer)
+        known = (
+            tokenizer.get_vocab().values()
+            if getattr(tokenizer, "is_fast", False)
+            else range(len(tokenizer))
+        )
+        self.tokens = frozenset[int](known)
+        self.vocab_size: int = max(self.tokens, default=-1) + 1
         added: Mapping[int, Any] = tokenizer.added_tokens_decoder
         special = {i: str(token) for i, token in added.items() if token.special}
         self.marks: dict[int, str] = thinking.marks_of(special)
@@ -120,9 +127,15 @@ class Tokenizer:
 
         return text(kept) if special else thinking.show(kept, self.marks, text)
 
-    def extends(self, other: Tokenizer) -> bool:
-        """True where every token of another tokenizer has the same id here."""
-        return other._tokenizer.get_vocab().items() <= self._tokenizer.get_vocab().items()
+    def extends(self, other: Tokenizer, rows: int) -> bool:
+        """True where every token of another tokenizer has the same id here, below ``rows``."""
+        same = other._tokenizer.get_vocab().items() <= self._tokenizer.get_vocab().items()
+        return same and other.vocab_size <= rows
+
+    def gaps(self, rows: int) -> tuple[tuple[int, int], ...]:
+        """Ids below ``rows`` without a token, as ranges (first, end)."""
+        edges = [-1, *sorted(i for i in self.tokens if i < rows), rows]
+        return tuple((a + 1, b) for a, b in itertools.pairwise(edges) if a + 1 < b)
 
     def chat(self, messages: Sequence[Message], tools: Tools = ()) -> list[int]:
         """Conversation as a prompt for the assistant's next message, who may call tools."""

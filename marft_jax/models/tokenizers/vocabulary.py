@@ -107,7 +107,7 @@ def _sentencepiece(
         prefix: all text begins with a space that is not written.
     """
     unknown = tokens[types.index(UNKNOWN)] if UNKNOWN in types else None
-    ids = {token: i for i, token in enumerate(tokens)}
+    ids = _ids(tokens, merges, types)
     how = dict[str, Any](unk_token=unknown, fuse_unk=True, byte_fallback=BYTE in types)
     tokenizer = Tokenizer(models.BPE(ids, merges, **how))
     steps: list[Any] = [normalizers.Prepend(_SPACE)] if prefix else []
@@ -140,7 +140,7 @@ def _byte_level(
     tokens: Sequence[str], merges: list[tuple[str, str]], types: Sequence[int], cut: _Cut
 ) -> Tokenizer:
     """GPT-2's kind: bytes spelled as printable characters, merged by an explicit list."""
-    ids = {token: i for i, token in enumerate(tokens)}
+    ids = _ids(tokens, merges, types)
     tokenizer = Tokenizer(models.BPE(ids, merges, ignore_merges=cut.whole_words))
     if cut.nfc:
         tokenizer.normalizer = normalizers.NFC()
@@ -151,6 +151,15 @@ def _byte_level(
     tokenizer.decoder = decoders.ByteLevel()
     _add_special(tokenizer, tokens, types)
     return tokenizer
+
+
+def _ids(
+    tokens: Sequence[str], merges: Sequence[tuple[str, str]], types: Sequence[int]
+) -> dict[str, int]:
+    """Ids of the tokens; llama.cpp fills rows without a token with unused names (``[PAD7]``)."""
+    merged = {text for left, right in merges for text in (left, right, left + right)}
+    own = enumerate(zip(tokens, types, strict=True))
+    return {token: i for i, (token, kind) in own if kind != UNUSED or token in merged}
 
 
 def _add_special(tokenizer: Tokenizer, tokens: Sequence[str], types: Sequence[int]) -> None:

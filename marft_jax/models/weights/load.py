@@ -76,6 +76,7 @@ def load_base(
     tokenizer.think(model.thinking)
     _check_prompts(tokenizer, given.vocab_size, model.base)
     platform = platform or jax.default_backend()
+    given = dataclasses.replace(given, gaps=tokenizer.gaps(given.vocab_size))
     config, graphdef, abstract = decoder_on(platform, given, model)
     tensors = source.tensors(given, shapes_of(abstract), model.quantize)
     params = fill(abstract, tensors, place, report)
