@@ -35,9 +35,9 @@ LayersWith = Callable[[str], Iterable[int]]
 """Name of a stack of matrices to the numbers of its layers (``DecoderConfig.layers_with``)."""
 
 _PREFIX = "base_model.model."
-_TENSOR = re.compile(
-    r"(?:base_model\.model\.)?model\.(?:language_model\.)?layers\.(\d{1,5})\.([\w.]+)"
-    r"\.lora_([AB])(?:\.default)?\.weight"
+_TENSOR = re.compile(  # what precedes the layers of the text differs by class and version
+    r"(?:(?:base_model|model|language_model|_orig_mod)\.)*layers\.(\d{1,5})\.([\w.]+)"
+    r"\.lora_([AB])(?:\.[\w-]+)?\.weight"
 )
 _NAMES = {target: names for part in PARTS for target, names in part.MATRICES.items()}
 _MODULES = {target: names.hf for target, names in _NAMES.items()}
@@ -58,6 +58,16 @@ def _all_or_none(parameters: list[str] | None) -> list[str] | None:
     return parameters
 
 
+def _of_the_base(start: bool | str) -> bool | str:
+    """Checks that training began from the base as it is: others change its weights, too."""
+    if start not in (True, False, "gaussian", "eva", "orthogonal", "mica"):
+        raise ValueError(
+            "it goes with a base that it has changed; save the adapter with peft's "
+            "path_initial_model_for_weight_conversion, or merge it into its base"
+        )
+    return start
+
+
 class _Settings(BaseModel):
     """Settings of ``adapter_config.json``; with others the tensors would mean something else."""
 
@@ -76,6 +86,12 @@ class _Settings(BaseModel):
     alpha_pattern: dict[str, float] | None = Field(None, max_length=0)
     layer_replication: None = None
     trainable_token_indices: None = None
+    alora_invocation_tokens: None = None
+    use_bdlora: None = None
+    arrow_config: None = None
+    kasa_config: None = None
+    monteclora_config: None = None
+    init_lora_weights: Annotated[bool | str, AfterValidator(_of_the_base)] = True
     target_parameters: Annotated[list[str] | None, AfterValidator(_all_or_none)] = None
 
 

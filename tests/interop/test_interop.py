@@ -346,6 +346,36 @@ FIRST_ROLES = {
 }
 
 
+@pytest.mark.parametrize("start", [True, False, "gaussian", "eva", "orthogonal", "mica"])
+def test_adapters_that_leave_the_base_as_it_is_load(start, tmp_path):
+    write_pair(tmp_path)
+    edited(init_lora_weights=start)(tmp_path / "solver")
+    assert len(peft.read(tmp_path / "solver").matrices) == 4
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        "base_model.model.model.layers", "model.layers", "base_model.model.layers", "layers",
+        "base_model.model.language_model.model.layers", "language_model.model.layers",
+        "base_model.model.model.language_model.layers", "base_model.model.language_model.layers",
+        "base_model.model._orig_mod.model.layers", "base_model.model.base_model.model.model.layers",
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("name", ["", ".default", ".solver", ".agent-1"])
+def test_names_of_every_class_and_version_load(before, name, tmp_path):
+    write_pair(tmp_path)
+    expected, file = peft.read(tmp_path / "solver"), tmp_path / "solver" / peft.WEIGHTS
+    tensors = {
+        key.replace("base_model.model.model.layers", before).replace(".weight", f"{name}.weight"): x
+        for key, x in load_file(file).items()
+    }
+    save_file(tensors, file)
+    found = peft.read(tmp_path / "solver")
+    assert found.matrices.keys() == expected.matrices.keys()
+    jax.tree.map(np.testing.assert_array_equal, found.matrices, dict(expected.matrices))
+
+
 def edited(**settings):
     def edit(folder):
         file = folder / peft.CONFIG
@@ -371,6 +401,29 @@ WRONG = {
     "no rank": (edited(r=None), "r None is not supported"),
     "a higher rank": (None, "set --lora.rank 8"),
     "a target that is not adapted": (with_tensor(f"{LAYER}0.mlp.up_proj.lora_A.weight"), "up_proj"),
+    **{
+        f"a changed base: {start}": (edited(init_lora_weights=start), "a base that it has changed")
+        for start in ("pissa", "pissa_niter_16", "olora", "corda", "loftq", "lora_ga")
+    },
+    **{
+        f"not only factors: {key}": (edited(**{key: value}), key)
+        for key, value in {
+            "lora_bias": True, "modules_to_save": ["lm_head"], "trainable_token_indices": [3, 4],
+            "layer_replication": [[0, 2], [1, 2]], "alpha_pattern": {"q_proj": 4},
+            "alora_invocation_tokens": [7], "use_qalora": True, "fan_in_fan_out": True,
+            "bias": "lora_only", "use_bdlora": {"nblocks": 2}, "arrow_config": {"top_k": 3},
+            "kasa_config": {"beta": 1e-4}, "monteclora_config": {"num_samples": 4},
+        }.items()
+    },
+    **{
+        f"of images: {name}": (with_tensor(f"base_model.model.{name}.lora_A.weight"), "is no LoRA")
+        for name in (
+            "vision_tower.vision_model.encoder.layers.0.self_attn.q_proj",
+            "model.vision_tower.vision_model.encoder.layers.0.self_attn.q_proj",
+            "model.visual.blocks.0.attn.proj", "visual.blocks.0.mlp.gate_proj",
+            "model.multi_modal_projector.linear_1", "model.audio_tower.layers.0.self_attn.q_proj",
+        )
+    },
     "another module": (with_tensor("base_model.model.lm_head.lora_A.weight"), "lm_head"),
     "a layer too many": (None, "2 layers"),
     "weights as a pickle": (lambda folder: (folder / peft.WEIGHTS).rename(
