@@ -175,22 +175,20 @@ def _as_peft(
     team, blueprint = session.team, facts.blueprint
     places = [*zip(team.bases, team.owners, strict=True)]
     folders: dict[str, list[str]] = {}
-    loaded, loaders = list[str](), list[str]()  # where a loader finds each base, and which one
+    loaded = list[tuple[str, str]]()  # where a loader finds each base, and which loader
     for on, model in session.bases.items():
         inside, source = huggingface.layers_in(model.source), _portable(model.source)
-        loaders.append(huggingface.loader_of(model.source))
         if model.source == "tiny":  # nobody else has it
             source = "base"
             huggingface.write_model(out / source, model, {}, 1.0, {})
-        loaded.append(source)
+        loaded.append((source, huggingface.loader_of(model.source)))
         for n in range(team.adapters[on]):
             folder, alpha = team.folder_of(on, n), session.config.lora.alpha
             of_model = inside, model.config.layers_with, dict(model.config.spelling)
             peft.write(out / folder, _of(n, adapters[on]), alpha, source, *of_model)
             folders[folder] = [team.names[i] for i, own in enumerate(places) if own == (on, n)]
-    temperature = session.config.eval.temperature
-    plays = turns.write(out, team, session.workflow, loaded, loaders, temperature)
-    card.write(out, facts, folders, loaded[0], plays, loaders[0])
+    plays = turns.write(out, team, session.workflow, loaded, session.config.eval.temperature)
+    card.write(out, facts, folders, loaded[0][0], plays, loaded[0][1])
     seeded = tuple(
         dataclasses.replace(profile, init=team.folder_of(*place))
         for profile, place in zip(blueprint.agents, places, strict=True)

@@ -61,10 +61,7 @@ def _all_or_none(parameters: list[str] | None) -> list[str] | None:
 def _of_the_base(start: bool | str) -> bool | str:
     """Checks that training began from the base as it is: others change its weights, too."""
     if start not in (True, False, "gaussian", "eva", "orthogonal", "mica"):
-        raise ValueError(
-            "it goes with a base that it has changed; save the adapter with peft's "
-            "path_initial_model_for_weight_conversion, or merge it into its base"
-        )
+        raise ValueError("it goes with a base that it has changed; merge it into that base")
     return start
 
 

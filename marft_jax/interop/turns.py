@@ -13,22 +13,18 @@ from marft_jax.team.profiles import last_answering
 from marft_jax.team.prompts import Team
 from marft_jax.types import THINKING
 
+_Model = tuple[str, str]
 _Turn = tuple[int, list[int], str]  # the agent, the earlier turns that it sees, its message
 
 
 def write(
-    folder: Path,
-    team: Team,
-    workflow: str,
-    models: Sequence[str],
-    loaders: Sequence[str],
-    temperature: float,
+    folder: Path, team: Team, workflow: str, models: Sequence[_Model], temperature: float
 ) -> bool:
     """Writes both files, if the order of the turns is known before the team plays.
 
     Args:
-        models: where the loader of the adapters finds each base, in the order of ``team.adapters``.
-        loaders: the class of transformers that loads each (``huggingface.loader_of``).
+        models: where the loader of the adapters finds each base, in the order of ``team.adapters``,
+            and the class of transformers that loads it (``huggingface.loader_of``).
         temperature: sampling temperature of every agent, as in evaluations and chat.
 
     Returns:
@@ -41,7 +37,7 @@ def write(
     lacks = "; ".join(lacking(team))
     plain = {
         "lacks": lacks and f"team.py plays without what the agents were trained with: {lacks}\n",
-        "bases": [_base(team, *base) for base in zip(team.adapters, models, loaders, strict=True)],
+        "bases": [_base(team, *own) for own in zip(team.adapters, models, strict=True)],
         "line": "{1}" if team.anonymous else "{0}: {1}",
         "thinking": THINKING.pattern,
         "turns": [_plain(team, turn, temperature) for turn in turns],
@@ -82,13 +78,13 @@ def turns_of(team: Team, workflow: str) -> list[_Turn] | None:
     return found
 
 
-def _base(team: Team, name: str, model: str, loader: str) -> dict[str, Any]:
+def _base(team: Team, name: str, model: _Model) -> dict[str, Any]:
     first = team.bases.index(name)
     tokenizer = team.tokenizers[first]
     folded, template = tokenizer.rendering()
     return {
-        "model": model,
-        "loader": loader,
+        "model": model[0],
+        "loader": model[1],
         "adapters": [team.folder_of(name, n) for n in range(team.adapters[name])],
         "context": team.contexts[first],
         "eos": list(tokenizer.eos_ids),

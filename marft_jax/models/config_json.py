@@ -55,7 +55,7 @@ _MODEL_TYPES: dict[str | None, str] = {
 
 
 def read_config(
-    config: Mapping[str, Any], source: str, has_head: Callable[[], bool] | None = None
+    config: Mapping[str, Any], source: str, has_head: Callable[[], bool] = lambda: False
 ) -> DecoderConfig:
     """``config.json`` as a ``DecoderConfig``.
 
@@ -75,7 +75,7 @@ def read_config(
         given = {**config, **config.get("text_config", {})}
         above, own = (bool(x.get(_TIED, given.get(_TIED))) for x in (config, given))
         if above != own:
-            given[_TIED] = not has_head() if has_head else above
+            given[_TIED] = not has_head()
         if given.get("rope_scaling"):  # instead of the default
             given.setdefault("rope_parameters", None)
         config = family.usual({**family.defaults, **given})

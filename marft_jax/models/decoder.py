@@ -294,11 +294,9 @@ class Vocabulary:
         logits = soft_cap(divided, self.cap)
         if not self.gaps:
             return logits
-        has_token_V = np.ones(logits.shape[-1], bool)
-        for first, end in self.gaps:
-            has_token_V[first:end] = False
-        has_token_V = has_token_V.reshape((1,) * (logits.ndim - 1) + (-1,))
-        return jnp.where(has_token_V, logits, _NEVER)  # not -inf: 0 · inf is no entropy
+        ids_V = np.arange(logits.shape[-1]).reshape((1,) * (logits.ndim - 1) + (-1,))
+        without_V = np.any([(first <= ids_V) & (ids_V < end) for first, end in self.gaps], axis=0)
+        return jnp.where(without_V, _NEVER, logits)  # not -inf: 0 · inf is no entropy
 
 
 class Embed(nnx.Module):

@@ -38,10 +38,7 @@ def open_teaching(session: Session, blueprint: Blueprint) -> Teaching | None:
         for name, model in models.items()
     }
     for profile, tokenizer, base in zip(team.profiles, team.tokenizers, on, strict=True):
-        if not base:
-            continue
-        rows = bases[base].config.vocab_size
-        if not bases[base].tokenizer.extends(tokenizer, rows):
+        if base and not bases[base].tokenizer.extends(tokenizer, bases[base].config.vocab_size):
             raise BadInput(
                 f"agent {profile.name!r}: teacher: expected a base with the vocabulary of the "
                 f"agent's own, whose tokens it scores, got {bases[base].source}"

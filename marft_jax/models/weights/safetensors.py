@@ -92,12 +92,12 @@ def _parts(files: Sequence[Path]) -> list[Path]:
 
 
 def has_head(directory: Path) -> bool:
-    """Tells whether the weights have a vocabulary matrix beside the embeddings.
+    """Tells whether weights there have a vocabulary matrix beside the embeddings.
 
     Raises:
         BadInput: a file is not intact.
     """
-    for file in weight_files(directory):
+    for file in directory.glob("*.safetensors"):
         with readable(file, "safetensors file"), safe_open(file, framework="numpy") as tensors:
             if _VOCABULARY in map(_ours, tensors.keys()):
                 return True

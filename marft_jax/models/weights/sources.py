@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import re
 from collections.abc import Callable, Iterable, Sequence
@@ -114,8 +113,7 @@ def _open_directory(directory: Path) -> Source:
     def config() -> DecoderConfig:
         if not file.is_file():
             raise BadInput(f"{directory}: expected a config.json in the model directory")
-        has_weights = any(directory.glob("*.safetensors"))
-        has_head = functools.partial(safetensors.has_head, directory) if has_weights else None
+        has_head = lambda: safetensors.has_head(directory)  # noqa: E731
         return config_json.read_config(read_settings(file), str(file), has_head)
 
     return Source(
