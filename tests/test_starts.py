@@ -18,8 +18,8 @@ from marft_jax import check, cli, imitate
 from marft_jax.config import Config, dump
 from marft_jax.errors import BadInput
 from marft_jax.learning.settings import Imitation
-from marft_jax.run.directory import write_settings
 from marft_jax.run import setup
+from marft_jax.run.directory import write_settings
 from marft_jax.run.setup import Session, make_learner, open_session
 from marft_jax.setting import replaced
 from marft_jax.team.team_files import load_team

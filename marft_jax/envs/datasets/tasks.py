@@ -122,7 +122,7 @@ def as_task(
         wanted = f"no answer: expected one in {answer_field or known}"
         return f"{wanted}, {got}; --env.answer_field names another"
     if not choices and isinstance(answer, str) and _NO_ANSWER.fullmatch(answer):
-        if needs_answer:
+        if answers == "needed":
             return LeftOut("their answer is a word for none, such as proof or notfound")
         answer = ""
     return Task(question, answer)
