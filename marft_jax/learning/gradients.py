@@ -59,8 +59,8 @@ class Stepped(NamedTuple):
     critic_norm_M: jax.Array  # of each part of the critic
 
 
-_MEANS = ("approx_kl", "clip_fraction", "correction_weight")  # over decisions
-_PER_AGENT = ("decisions", *_MEANS, "tokens", "entropy", "logprob_gap")
+_MEANS = ("entropy", "approx_kl", "clip_fraction", "correction_weight")  # over decisions
+_PER_AGENT = ("decisions", *_MEANS, "tokens", "logprob_gap")
 _WATCHED = ("logprobs", "behaviour logprobs", "advantages", "values")  # for what is not finite
 _PER_ADAPTER = ("decisions", "count", "kl", "nonzero_advantages", "nonfinite")
 
@@ -164,9 +164,8 @@ def _seen_without_a_pass(
     """What ``_policy_loss`` returns besides the loss, for a base on which nobody learns: the
     log-probs of sampling, and zeros for metrics that only a pass through the base would give."""
     mask_BX, _, _ = logprobs.decision_labels(r, spec.algorithm.level)
-    seen = dict.fromkeys(_MEANS, jnp.zeros_like(mask_BX))
-    of_tokens = dict.fromkeys(("entropy", "nonfinite"), jnp.zeros_like(r.actions.mask_BA))
-    return r.actions.behaviour_BA, seen | of_tokens
+    seen: dict[str, jax.Array] = dict.fromkeys(_MEANS, jnp.zeros_like(mask_BX))
+    return r.actions.behaviour_BA, seen | {"nonfinite": jnp.zeros_like(r.actions.mask_BA)}
 
 
 def _sums_by(labels: jax.Array, mask: jax.Array, size: int) -> Callable[[jax.Array], jax.Array]:
@@ -184,8 +183,7 @@ def _policy_loss(
         hidden_BAD: last hidden states of the policy where action tokens are predicted.
 
     Returns:
-        (loss, (logprobs_BA, numbers that metrics are means of: entropy of each token, others of
-        each decision)).
+        (loss, (logprobs_BA, numbers of each decision that metrics are means of)).
     """
     settings, algo, level = spec.settings, spec.settings.algo, spec.algorithm.level
     mask_BX, _, _ = logprobs.decision_labels(r, level)
@@ -211,13 +209,14 @@ def _policy_loss(
             *stale, settings.correction, algo.correction_cap, algo.correction_floor
         )
     loss_BX = spec.algorithm.policy_loss(algo, new_BX, old_BX, t.advantages_BX) * correction_BX
-    loss_BX = loss_BX - t.weights.entropy * mean(entropy_BA)
+    entropy_BX = mean(entropy_BA)
+    loss_BX = loss_BX - t.weights.entropy * entropy_BX
     if algo.kl_in == "loss" and t.scored.reference_BA is not None:
         kl_BA = losses.reference_kl(logprobs_BA, t.scored.reference_BA, algo.estimator)
         loss_BX = loss_BX + algo.kl_coef * mean(kl_BA * r.actions.mask_BA)
     loss_BX += jnp.where(jnp.isfinite(loss_BX), 0, jnp.nan) * new_BX  # its gradient is not finite
     seen = {
-        "entropy": entropy_BA,
+        "entropy": entropy_BX,
         "approx_kl": losses.approx_kl(new_BX, old_BX),
         "clip_fraction": losses.clip_fraction(new_BX, old_BX, algo.clip, algo.clip_high),
         "correction_weight": correction_BX,
@@ -270,7 +269,6 @@ def _sums_by_agent(
     return {name: by_agent(seen[name]) for name in _MEANS} | {
         "decisions": by_agent(jnp.ones_like(mask_BX)),
         "tokens": by_token(jnp.ones_like(r.actions.mask_BA)),
-        "entropy": by_token(seen["entropy"]),
         "logprob_gap": by_token(jnp.abs(logprobs_BA - r.actions.behaviour_BA)),
         "logprobs": by_token(~jnp.isfinite(logprobs_BA)),
         "behaviour logprobs": by_token(~jnp.isfinite(r.actions.behaviour_BA)),
@@ -286,9 +284,9 @@ def report(
 ) -> dict[str, Any]:
     """Metrics of a training step, per agent: means over all minibatches.
 
-    ``entropy`` is a mean over tokens, ``logprob_gap`` that over the tokens of the first minibatch.
-    ``decisions`` and ``decisions_min`` are the mean and the smallest number of decisions behind an
-    optimiser step. Agents that share an adapter report the same ``grad_norm``.
+    ``logprob_gap`` is that of the first minibatch. ``decisions`` and ``decisions_min`` are the mean
+    and the smallest number of decisions behind an optimiser step. Agents that share an adapter
+    report the same ``grad_norm``.
 
     Args:
         owners: the base of each agent, and the number of its adapter there.
@@ -309,7 +307,6 @@ def report(
     numbers |= {
         "decisions": sums["decisions"].mean(0),
         "decisions_min": sums["decisions"].min(0),
-        "entropy": total["entropy"] / jnp.maximum(total["tokens"], 1),
         "logprob_gap": first["logprob_gap"] / jnp.maximum(first["tokens"], 1),
         "grad_norm": norms.mean(0),
         "nonfinite": {name: x.sum(0) for name, x in nonfinite.items()},
