@@ -11,6 +11,10 @@ is imported with what it needs when it is first used.
 """
 
 import importlib as _importlib
+import os as _os
+import signal as _signal
+import sys as _sys
+from types import FrameType as _Frame
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -27,6 +31,18 @@ if TYPE_CHECKING:
     from marft_jax.run.loop import train_team as train_team
     from marft_jax.types import TrainedStep as TrainedStep
 
+
+def _interrupted(number: int, frame: _Frame | None) -> None:
+    """Ends a command with one line on Ctrl-C while its modules are imported; later as usual."""
+    if hasattr(_sys.modules.get("__main__"), "main"):
+        _signal.default_int_handler(number, frame)
+    _os.write(2, b"marft_jax: stopped\n")
+    _os._exit(128 + number)  # an exception would be raised, and lost, in the middle of C code
+
+
+# argv is this while `python -m marft_jax.<command>` is being found: nobody imports a library then
+if _sys.argv[:1] == ["-m"] and _signal.getsignal(_signal.SIGINT) == _signal.default_int_handler:
+    _signal.signal(_signal.SIGINT, _interrupted)
 
 __version__ = "0.1.0"
 

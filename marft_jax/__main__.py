@@ -35,7 +35,11 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
         sys.exit(0)
     if command not in COMMANDS:
         exit_with(f"expected a command ({', '.join(COMMANDS)}), got {command!r:.60}")
-    importlib.import_module(f"marft_jax.{command}").main(rest)
+    try:
+        module = importlib.import_module(f"marft_jax.{command}")
+    except KeyboardInterrupt:
+        exit_with("stopped", code=130)
+    module.main(rest)
     sys.exit(0)
 
 

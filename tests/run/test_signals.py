@@ -12,6 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from marft_jax import __main__
 from marft_jax.run.saving import stopped
 from marft_jax.run.signals import Stop
 
@@ -19,6 +20,7 @@ PROGRAM = """
 import signal, sys, threading, time
 if {usual}:  # however the tests were started: nohup ignores hangups
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
+from marft_jax import __main__
 from marft_jax.errors import RunFailed
 from marft_jax.run.signals import Stop
 
@@ -120,3 +122,33 @@ def test_handlers_are_put_back():
     with Stop("nothing yet") as stop:
         assert not stop() and signal.getsignal(signal.SIGTERM) != before[0]
     assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == before
+
+
+@pytest.mark.parametrize(("ready", "code", "said"), [("", 130, "marft_jax: stopped\n"),
+                                                     ("main = print", 7, "")])  # fmt: skip
+def test_an_interrupt_while_a_command_is_imported_is_one_line(ready, code, said):
+    program = f"""
+import os, signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
+sys.argv = ["-m"]  # as `python -m` has it
+import marft_jax
+{ready}
+try:
+    os.kill(os.getpid(), signal.SIGINT)
+except KeyboardInterrupt:
+    os._exit(7)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (code, said)
+
+
+def test_an_interrupt_while_a_command_of_the_common_name_is_imported_is_one_line(
+    monkeypatch, capsys
+):
+    def interrupted(name):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(__main__.importlib, "import_module", interrupted)
+    with pytest.raises(SystemExit) as left:
+        __main__.main(["train"])
+    assert (left.value.code, capsys.readouterr().err) == (130, "marft_jax: stopped\n")
