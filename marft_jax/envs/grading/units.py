@@ -17,15 +17,12 @@ _PREFIXES = (
 _LATEX = [
     (re.compile(pattern), replacement)
     for pattern, replacement in (
-        (r"\\text\{|\\(?:cdot|times)(?![A-Za-z])", " "),
-        (r"\\Omega(?![A-Za-z])", "Ω"),
-        (r"\\mu(?![A-Za-z])[\s}]*", "μ"),
-        (r"(?<=[kMGmμ])[\s}]+(?=Ω)", ""),
+        (r"\\text\{|\\(?:cdot|times)(?![A-Za-z])", " "), (r"\\Omega(?![A-Za-z])", "Ω"),
+        (r"\\mu(?![A-Za-z])[\s}]*", "μ"), (r"(?<=[kMGmμ])[\s}]+(?=Ω)", ""),
         (r"(?i:degrees?|deg|°)[\s.]*([CcFf])(?i:elsius|ahrenheit)?\b", r"°\1"),
-        (r"\b([apAP])\.\s?[mM]\b", r"\1m"),
-        (r"\^\s*\{?\s*(-?\d)\s*\}?|[{}]", r"\1 "),
+        (r"\b([apAP])\.\s?[mM]\b", r"\1m"), (r"\^\s*\{?\s*(-?\d)\s*\}?|[{}]", r"\1 "),
     )
-]
+]  # fmt: skip
 _PART = re.compile(
     r"(?P<per>/|per\b|每)|(?P<before>square|sq|cubic|cu)\b|[\s*.()-]+"
     r"|(?P<name>°?[^\W\d_]+|¢)(?:\s?\^?(?P<power>-?\d)|\s+(?P<after>squared|cubed)\b)?"
