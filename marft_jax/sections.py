@@ -43,7 +43,8 @@ def kinds(words: Words) -> dict[str, Any]:
         "algo": algorithms.settings_type,
         "rollout": samplers.settings_type,
     }
-    usual = _DEFAULTS | ({"env": "math"} if "env.data" in words else {})
+    of_rows = {"env.data", "env.reward"} & words.keys()
+    usual = _DEFAULTS | ({"env": "math"} if of_rows else {})
     for section, default in usual.items():
         found[section] = find[section](" ".join(words.get(chooser(section), [default])))
     return found

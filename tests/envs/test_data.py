@@ -625,3 +625,139 @@ def test_words_that_are_answers_stay(answer):
 def test_none_may_be_a_choice():
     row = {"problem": "p", "choices": ["All", "None"], "answer": "None"}
     assert load.as_task(row).answer == OneOf(["B", "None"])
+
+
+TWICE = {
+    "a.csv": "question,answer,answer\nq,1,2\n",
+    "b.csv": "question;Answer;answer \nq;1;2\n",
+    "c.csv": "\ufeffquestion\tanswer\tquestion\nq\t1\tr\n",
+    "a.jsonl": '{"question": "q", "answer": "1", "answer": "2"}\n',
+    "b.jsonl": '{"question": "q", "Answer": "1", "answer": "2"}\n',
+    "c.jsonl": '{"question": "q", "answer": "1", "reward_model": {"x": 1, "x": 2}}\n',
+    "a.json": '[{"question": "q", "answer": "1", "question": "r"}]',
+    "b.json": '{"data": [], "data": [{"question": "q", "answer": "1"}]}',
+    "c.json": '[{"question": "q", " answer": "1", "answer": "2"}]',
+}
+
+
+@pytest.mark.parametrize("name", TWICE)
+def test_two_columns_or_keys_of_one_name_are_refused_with_the_name(tmp_path, name):
+    (tmp_path / name).write_text(TWICE[name], encoding="utf-8")
+    with pytest.raises(BadInput, match=f"{name}.*(stands twice|expected one column)") as error:
+        load.load(str(tmp_path / name))
+    assert "\n" not in str(error.value)
+
+
+def test_two_columns_of_one_name_in_a_parquet_file_are_refused(tmp_path):
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    table = pyarrow.Table.from_arrays([["q"], ["1"], ["2"]], names=["question", "answer", "answer"])
+    parquet.write_table(table, tmp_path / "a.parquet")
+    with pytest.raises(BadInput, match="the key 'answer' stands twice"):
+        load.load(str(tmp_path / "a.parquet"))
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("a.csv", "question,answer,,\nq,1,,\n"),  # columns without a name
+        ("a.jsonl", '{"Question": "q", "question": "q", "answer": "1"}\n'),  # one value
+        ("a.jsonl", '{"question": "q", "answer": "1", "x": {"answer": "2"}}\n'),
+    ],
+)
+def test_names_that_only_seem_to_stand_twice_are_no_fault(tmp_path, name, text):
+    (tmp_path / name).write_text(text)
+    assert load.load(str(tmp_path / name)) == [Task("q", "1")]
+
+
+RIVERS = {"question": "q", "choices": ["Rome", "Bonn", "Paris"]}
+COUNTED = {"question": "q", "choices": ["1", "2", "3"]}
+
+
+@pytest.mark.parametrize(
+    ("row", "right", "wrong"),
+    [
+        (RIVERS | {"answer": "2"}, ["(C)"], ["(B)", "2"]),
+        (RIVERS | {"label": "0"}, ["(A)"], ["(B)"]),
+        (RIVERS | {"answer": " 1 "}, ["(B)"], ["(A)"]),
+        (COUNTED | {"answer": "2"}, ["(B)", "2"], ["(C)", "3"]),
+        (COUNTED | {"answer": "3"}, ["(C)", "3"], ["(B)"]),
+        ({"question": "q", "choices": ["Bonn", "Rome", None, None], "answer": 1}, ["(B)"], ["(A)"]),
+        ({"question": "q", "choices": ["Bonn", None, "Rome"], "answer": 2}, ["(C)"], ["(A)"]),
+        ({"question": "q", "options": {"A": "Bonn", "B": "Rome", "C": None}, "answer": "B"},
+         ["(B)"], ["(A)"]),
+        ({"question": "q", "choices": ["Bonn", "None"], "answer": 1}, ["(B)"], ["(A)"]),
+        ({"question": "q", "choices": [{"label": "A", "text": "Bonn"}, {"label": "B",
+          "text": "Rome"}], "answer": "B"}, ["(B)"], ["(A)"]),
+        ({"question": "q", "choices": [{"id": "A", "text": "Bonn"}, {"id": "B",
+          "content": "Rome"}], "answer": "Rome"}, ["(B)", "Rome"], ["(A)", "Bonn"]),
+        ({"question": "q", "options": [{"text": "Bonn"}, {"text": "Rome"}], "answer": 1},
+         ["(B)"], ["(A)"]),
+        ({"question": "q", "options": [{"A": "Bonn"}, {"B": "Rome"}], "correct": "B"},
+         ["(B)"], ["(A)"]),
+        ({"question": "q", "options": "A. Bonn\nB. Rome", "correct_answer": "B"}, ["(B)"], ["(A)"]),
+        ({"question": "q", "options": ["Bonn", "Rome"], "correct_option": 1}, ["(B)"], ["(A)"]),
+        ({"question": "q", "answers": {"text": ["2", "two"]}}, ["2", "two"], ["3"]),
+        ({"question": "q", "Reference Answer": "5"}, ["5"], ["6"]),
+        ({"question": "q", "referenceAnswer": 5}, ["5"], ["6"]),
+        ({"question": "q", "ground-truth": ["5"]}, ["5"], ["6"]),
+    ],
+)  # fmt: skip
+def test_choices_and_answers_of_further_spellings(tmp_path, row, right, wrong):
+    earned = {text: paid(tmp_path, row, text) for text in right + wrong}
+    assert earned == dict.fromkeys(right, 1.0) | dict.fromkeys(wrong, 0.0)
+    [task] = load.load(write(tmp_path / "a.jsonl", [row]))
+    assert "{" not in task.question and task.question.count("None") == str(row).count("'None'")
+
+
+@pytest.mark.parametrize(
+    ("choices", "answer", "message"),
+    [
+        (["Bonn", None, "Rome"], 1, "it means none"),
+        (["Bonn", "Rome", None], "C", "it means none"),
+        ([{"foo": "A", "bar": "x"}, {"foo": "B", "bar": "y"}], "A", "`label` and `text`"),
+        ([{"text": "x"}, 3], "A", "`label` and `text`"),
+        (["Bonn", "Rome"], True, "it means none"),
+        ([{"label": "A", "text": {"x": 1}}], "A", "text or numbers"),
+        ([{"label": "A", "text": "x"}, {"text": "y"}], "A", "a label for each choice"),
+    ],
+)
+def test_choices_of_another_form_are_refused(tmp_path, choices, answer, message):
+    row = {"question": "q", "choices": choices, "answer": answer}
+    with pytest.raises(BadInput, match=message):
+        load.load(write(tmp_path / "a.jsonl", [row]))
+
+
+@pytest.mark.parametrize(
+    ("context", "shown"),
+    [
+        ({"title": ["Mill"], "sentences": [["The mill is old.", " Ida built it."]]},
+         "Mill\nThe mill is old. Ida built it."),
+        ([["Barn", ["Jan built it."]]], "Barn\nJan built it."),
+        ([{"title": "Barn", "text": "Jan built it."}], "Barn\nJan built it."),
+        ([{"is_supporting": True, "paragraph_text": "Jan built it.", "title": "Barn"}],
+         "Barn\nJan built it."),
+        ({"contexts": ["One.", "Two."], "labels": ["YES"]}, "One. Two."),
+        ([{"title": "Barn", "sentences": ["Jan", "built."]}], "Barn\nJan built."),
+        (["One.", "Two."], "One.\nTwo."),
+        ('[["Barn", ["Jan built it."]]]', "Barn\nJan built it."),
+        ("[1] One. [2] Two.", "[1] One. [2] Two."),
+        ([{"score": 3, "answer": "SECRET"}], ""),
+    ],
+)  # fmt: skip
+def test_passages_are_shown_in_any_layout(tmp_path, context, shown):
+    for name in ("context", "Paragraphs", "documents", "passage"):
+        row = {"question": "q", "answer": "1", name: context}
+        [task] = load.load(write(tmp_path / "a.jsonl", [row]))
+        assert task.question == (f"{shown}\nq" if shown else "q")
+
+
+def test_check_says_how_many_rows_have_a_system_message(tmp_path, capsys):
+    rows = [{"prompt": CHAT, "answer": 1}, {"prompt": CHAT[1:], "answer": 1}]
+    assert run_check("--data", write(tmp_path / "a.jsonl", rows)) == 0
+    shown = capsys.readouterr().out.splitlines()
+    assert "1 tasks have a system message, which stands above the question" in shown
+    code = [{"prompt": CHAT, "tests": [{"input": "1", "output": "2"}]}]
+    assert run_check("--data", write(tmp_path / "b.jsonl", code), "--env.name", "code") == 0
+    assert "question: Be brief. q" in capsys.readouterr().out

@@ -16,6 +16,8 @@ from marft_jax.plugins import shown
 Row = Mapping[str, Any]
 WORD = re.compile(r"(?<![\\\w])[^\W\d_]{2}")  # no command of LaTeX
 
+_WITH_UNIT = re.compile(r"\A(-?[\d.,/]+) \([a-z][a-z ]*\)\Z", re.I)  # 9 (apples)
+
 
 def squashed(name: str) -> str:
     """Spells a name as rows are searched: ``Answer Key``, ``answer_key``, ``answerKey`` are one."""
@@ -63,7 +65,7 @@ def names(value: Any) -> str | OneOf:
     if is_thing := bool(several) and isinstance(several[0], list):
         found = [name for name in (found.get("value"), *several[0]) if name is not None]
     if not isinstance(found, list):
-        return as_text(found)
+        return _WITH_UNIT.sub(r"\1", as_text(found))
     found = [item.get("text") if isinstance(item, Mapping) else item for item in found]
     texts = list(dict.fromkeys(map(as_text, found)))
     numbers = {number(split(text)[0]) for text in texts} - {None}
