@@ -140,17 +140,14 @@ def load_function(name: str, what: str, table: Mapping[str, _T]) -> _T:
 
 def check_takes(function: Any, what: str, *parameters: str) -> None:
     """Raises ``BadInput`` for a user's function that cannot be called with these parameters."""
-    wanted = f"{what}: expected a function of ({', '.join(parameters)})"
-    if not callable(function):
-        raise BadInput(f"{wanted}, got {shown(function)}")
     try:
-        signature = inspect.signature(function)
-    except ValueError:  # Python does not know it
-        return
-    try:
-        signature.bind(*parameters)
+        inspect.signature(function).bind(*parameters)
     except TypeError:
-        raise BadInput(f"{wanted}, got one of {signature}{place(function)}") from None
+        got = f"one of {inspect.signature(function)}" if callable(function) else shown(function)
+        wanted = f"a function of ({', '.join(parameters)})"
+        raise BadInput(f"{what}: expected {wanted}, got {got}{place(function)}") from None
+    except ValueError:  # Python does not know its signature
+        pass
 
 
 class Failure(NamedTuple):

@@ -220,8 +220,8 @@ def fault_of(error: ValidationError, kind: Any) -> str:
         *place, key = first["loc"]
         return f"{where.lstrip('.')}: {unknown_key(str(key), keys_at(kind, place))}"
     what = re.sub("^(Input should be|Value error,) ", "", first["msg"])
-    for pattern, plain in _PLAIN_WORDS.items():
-        what = re.sub(pattern, plain, what)
+    what = re.sub(" or an instance of .*", "", what)
+    what = "a value" if "missing" in first["type"] else what
     return f"{where.lstrip('.')}: expected {what}, got {first['input']!r:.60}".removeprefix(": ")
 
 
@@ -249,7 +249,7 @@ def unknown_key(key: str, known: Collection[str]) -> str:
 def nearest(name: str, known: Collection[str]) -> list[str]:
     """Returns the name that begins like this, or that is spelled nearly so; or none."""
     longer = sorted((k for k in known if len(name) > 1 and k.startswith(name)), key=len)
-    return longer[:1] or difflib.get_close_matches(name, known, n=1)
+    return longer[:1] or difflib.get_close_matches(name, known, n=1, cutoff=0.65)
 
 
 def _wrong(key: str, words: Sequence[str], schema: Mapping[str, Any]) -> BadInput:
@@ -333,20 +333,12 @@ def suggestion(key: str, known: Sequence[str]) -> str:
     searched = [(names, [name]), (own, nearest(name, own.values()))]
     searched += [(names, nearest(name, names.values()))]
     found = next(filter(None, ([k for k in at if at[k] in like] for at, like in searched)), [])
-    return f"; did you mean {' or '.join(map(repr, found[:3]))}?" if found else "; --help lists them"
+    return (
+        f"; did you mean {' or '.join(map(repr, found[:3]))}?" if found else "; --help lists them"
+    )
 
 
 _UNKNOWN = ("unexpected_keyword_argument", "extra_forbidden")
-_PLAIN_WORDS = {
-    "^(a tuple, list, dictionary|a dictionary) or an instance of .*": "names with values",
-    "^a valid (tuple|list)$": "a list",
-    "^a valid string$": "text",
-    "^a valid dictionary$": "names with values",
-    "^(Field required|Missing required argument)": "a value",
-    "^Tuple should have (at (?:most|least) [0-9]+) items? .*": r"\1 items",
-    "^String should have at least 1 character$": "text",
-}
-"""What pydantic says, and what users of YAML would."""
 _INDENTED: Any = {"initial_indent": " " * 8, "subsequent_indent": " " * 8}
 _ONE = {
     "integer": "a whole number",

@@ -288,7 +288,7 @@ def take(part: Part, patience: float) -> dict[str, Any]:
     except Exception as error:  # incomplete output
         fault = described(error)
     if ended.code is None:
-        fault = f"not done after {limit_s:.0f} s"
+        fault = f"not done after {limit_s:.0f} s; on a busy machine: --patience {2 * patience:g}"
     elif ended.code and all(line.passed is not False for line in lines):
         last = [text for text in ended.log.splitlines() if text.strip()][-1:]
         fault = f"exit code {ended.code}: {''.join(last)}"
@@ -346,7 +346,9 @@ def main() -> None:
     )
     sent = {"passed": passed, "seconds": round(took, 1), "parts": results}
     own.out.write_text(json.dumps(sent, indent=1) + "\n")
-    say(f"{'passed' if passed else 'FAILED'}; send back {own.out}")
+    late = any("--patience" in line["measured"] for part in results for line in part["lines"])
+    why = f" (not in time: on a busy machine start with --patience {2 * own.patience:g})" * late
+    say(f"{'passed' if passed else 'FAILED'}{why}; send back {own.out}")
     sys.exit(not passed)
 
 

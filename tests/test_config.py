@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from marft_jax import config as config_lib
+from marft_jax import sections, setting
 from marft_jax.cli import configure, parse
 from marft_jax.config import Config, dump
 from marft_jax.envs import base as envs
@@ -112,6 +113,15 @@ def test_dump_and_parse_round_trip(file):
         (["--env.difficulty", "1000000"], ("--env.difficulty", "to 1000")),
         (["--model.base", "m.gguf", "--team.max_new_tokens", "1024"], ("--model.context 1024",)),
         (["--mesh.fsdp", "0"], ("--mesh.fsdp", "got 0")),
+        (["--temp", "1"], ("did you mean 'team.temperature' or 'eval.temperature'?",)),
+        (["--team.temp", "1"], ("did you mean 'team.temperature'?",)),
+        (["--lr", "1"], ("did you mean 'critic.lr' or 'algo.lr'?",)),
+        (["--run.lr", "1"], ("did you mean 'critic.lr' or 'algo.lr'?",)),
+        (["--max_tokens", "1"], ("did you mean 'team.max_new_tokens'?",)),
+        (["--quantise", "int8"], ("did you mean 'model.quantize'?",)),
+        (["--rum.steps", "1"], ("did you mean 'run.steps'?",)),
+        (["--lora.target_modules", "q"], ("did you mean 'lora.targets'?",)),
+        (["--model.base", "None"], ("--model.base: expected text, got nothing",)),
     ],
 )
 def test_a_wrong_setting_is_one_line_with_what_was_expected(argv, names):
@@ -193,6 +203,20 @@ def test_an_action_has_room_on_a_real_model_and_what_is_given_stays(given, lengt
     saved = file(dump(config))  # a run directory shows what was used, and goes on with it
     assert f"max_new_tokens: {lengths[1]}\n" in dump(config)
     assert parse(["--config", saved]) == config
+
+
+@pytest.mark.parametrize("value", ["", "null", "~", "[null]"])
+def test_a_key_without_a_value_is_none_where_that_is_a_value_and_else_one_line(value, file):
+    """For every setting: nothing is taken for a text that says None."""
+    for section, kind in sections.kinds({}).items():
+        for field in dataclasses.fields(kind):
+            path = file(f"{section}: {{{field.name}: {value}}}")
+            try:
+                taken = setting.get(parse(["--config", path]), f"{section}.{field.name}")
+            except BadInput as error:
+                assert f"{section}.{field.name}" in str(error) and "\n" not in str(error)
+            else:
+                assert taken in (None, ()), (section, field.name)
 
 
 def fits(value: object, schema: dict) -> bool:

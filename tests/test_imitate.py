@@ -198,6 +198,31 @@ def test_every_fault_is_a_line_of_its_own(tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("question,answer\na,b\nc,d\n", ":1: not JSON"),
+        ('{"question": "a", "answer": "b"}\n' * 3, ':1: expected {"task": ..., "turns": ['),
+        ('{"messages": [{"role": "user", "content": "a"}]}\n' * 2, ':1: expected {"task": ..., '),
+        ("[1]\n2\n", ":1: expected {"),
+        ('{"task": "a", "turns": [{"agent": "planner"}]}\n', ":1: turn 1, text: expected a text"),
+        ('{"task": "a", "turns": "abc"}\n' * 30, ":1: expected {"),
+    ],
+)
+def test_a_file_of_another_kind_is_one_line_before_a_model_is_loaded(
+    text, shown, tmp_path, capsys, monkeypatch
+):
+    monkeypatch.setattr("marft_jax.imitate.open_training", None)
+    file = tmp_path / "rows.jsonl"
+    file.write_text(text)
+    assert imitated("--out", tmp_path / "run", "--data", file) == 2
+    [told] = capsys.readouterr().err.splitlines()
+    count = len(text.splitlines())
+    assert f"{file}{shown}" in told and told.endswith(
+        f"none of {count} demonstrations can be replayed"
+    )
+
+
+@pytest.mark.parametrize(
     ("words", "shown"),
     [
         ([], "expected --data FILE, or --demonstrations N"),

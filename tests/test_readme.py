@@ -87,6 +87,16 @@ def extras() -> dict[str, list[str]]:
     return given["extras_require"]
 
 
+def test_whatever_is_missing_is_installed_by_one_form_that_works_from_a_checkout(extras):
+    """Of each message of the package; exports go to people who have no checkout."""
+    files = [f for f in (ROOT / "marft_jax").rglob("*.py") if f.parent.name != "interop"]
+    advice = [line for f in files for line in f.read_text().splitlines() if "pip install" in line]
+    assert len(advice) > 9
+    for line in advice:
+        [form] = re.findall(r"pip install (?:-U )?(?:\"$|'?-e \\?\"?\.(?:\[([\w{}-]+)\])?)", line)
+        assert form in ("", "{extra}", "{name}") or form in extras, line
+
+
 @pytest.fixture
 def here(tmp_path, monkeypatch):
     """A directory as a reader's: the checkout's files, and those that the READMEs print."""

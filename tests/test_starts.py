@@ -7,6 +7,7 @@ base, and what the run directory will say.
 from __future__ import annotations
 
 import functools
+import io
 import re
 from pathlib import Path
 
@@ -14,9 +15,10 @@ import pytest
 import real_bases
 import yaml
 
-from marft_jax import check, cli, imitate
+from marft_jax import chat, check, cli, evaluate, export, imitate, plan, train
 from marft_jax.config import Config, dump
 from marft_jax.errors import BadInput
+from marft_jax.extras.gateway.command import open_app
 from marft_jax.learning.settings import Imitation
 from marft_jax.run import setup
 from marft_jax.run.directory import write_settings
@@ -195,7 +197,10 @@ agents: [{{name: a, base: other}}, {{name: b, answers: true}}]
         (["--model.context", "100000"], "--model.context: expected at most 200, .*, got 100000"),
         (["--model.context", "1024"], "--model.context: expected at most 200, .*, got 1024"),
         (["--model.context", "200", "--team.max_new_tokens", "200"], "less than .* 200, got 200"),
-        (["--team.max_new_tokens", "250"], "'planner': max_new_tokens: expected less than 200, .* 250"),
+        (
+            ["--team.max_new_tokens", "250"],
+            "'planner': max_new_tokens: expected less than 200, .* 250",
+        ),
         (["--team.file", "own.yaml"], "'b': max_new_tokens: expected less than 200, .* got 300"),
         (["--team.file", "two.yaml"], "bases: other: context: expected at most 200, .* got 300"),
         (
@@ -250,3 +255,41 @@ def test_check_counts_the_tokens_of_every_kind_of_base(kind, bases, tmp_path, ca
     with pytest.raises(SystemExit, match="0"):
         check.main(["--data", str(tmp_path / "rows.csv"), "--base", bases[kind]])
     assert "1 tasks" in capsys.readouterr().out
+
+
+SMALL = """--run.steps 1 --algo.name grpo --algo.episodes 2 --algo.group_size 2 --run.loggers none
+--model.context 96 --eval.every 0 --rollout.slots 2 --lora.targets q""".split()
+
+
+@pytest.mark.release  # compiles a whole run for each base: a minute each
+@pytest.mark.parametrize("kind", ["directory", "gguf"])
+def test_each_command_works_on_a_base_of_a_users_own(kind, bases, tmp_path, monkeypatch, capsys):
+    """A usual team, in which each agent has its own limit, from training to an export."""
+    team, run = tmp_path / "team.yaml", tmp_path / "run"
+    team.write_text(
+        "agents:\n- {name: a, max_new_tokens: 4}\n- {name: b, answers: true, max_new_tokens: 4}\n"
+    )
+    of_team = ["--team.file", str(team), "--model.base", bases[kind]]
+
+    def done(main, *argv) -> str:
+        with pytest.raises(SystemExit) as left:
+            main([str(word) for word in argv])
+        assert left.value.code == 0, capsys.readouterr()
+        return capsys.readouterr().out
+
+    done(train.main, *SMALL, *of_team, "--run.dir", run, "--dry_run")
+    done(train.main, *SMALL, *of_team, "--run.dir", run)
+    done(train.main, "--run.dir", run, "--run.steps", 2)
+    done(evaluate.main, "--run", run, "--limit", 2)
+    done(evaluate.main, "--base", bases[kind], *of_team[:2], "--limit", 2)
+    done(imitate.main, *SMALL, *of_team, "--out", tmp_path / "start", "--demonstrations", 4)
+    monkeypatch.setattr("sys.stdin", io.StringIO("3+4=?\n"))
+    assert "3+4=?" in done(chat.main, "--run", run)
+    with open_app(run, cli.parse_run(str(run), None, [])) as app:
+        assert app.routes
+    for form in ("peft", "merged"):
+        done(export.main, "--run", run, "--out", tmp_path / form, "--format", form)
+    assert opened(cli.parse(["--team.file", str(tmp_path / "peft" / "team.yaml"), *of_team[2:]]))
+    merged = cli.parse([*of_team[:2], "--model.base", str(tmp_path / "merged" / "b")])
+    assert opened(merged).config.model.context == 1024
+    done(plan.main, *SMALL, *of_team[:2], "--model.base", bases[kind], "--topology", "cpu:1")

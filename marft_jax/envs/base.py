@@ -303,8 +303,9 @@ def _bind(
         )
     if inspect.isclass(factory):
         for method, parameter in (("reset", "seed"), ("step", "turns")):
-            of_class: Any = getattr(factory, method)
-            check_takes(of_class, f"--env.name {name}: {method}", "self", parameter)
+            found = inspect.getattr_static(factory, method)
+            if found is None or inspect.isfunction(found):
+                check_takes(found, f"--env.name {name}: {method}", "self", parameter)
     parameters = inspect.signature(factory).parameters
     given = _options(name, parameters, options) | dict(own)
     told = {"split": "train"} if "split" in parameters else {}

@@ -9,6 +9,7 @@ import logging
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,49 +18,42 @@ from jax.sharding import Mesh
 
 LINE_SECONDS = 10.0
 """Seconds between two lines about a program that is being compiled."""
+_LOWERED = "/jax/core/compile/jaxpr_to_mlir_module_duration"
+_COMPILED = "/jax/core/compile/backend_compile_duration"
 _LOGGER = logging.getLogger("marft_jax")
 
 
-class Watch:
-    """Says which program is being compiled, every ten seconds, until it is done.
+@functools.cache
+def watch() -> Callable[..., None]:
+    """Begins to say which program is being compiled, every ten seconds until it is done.
 
     The lines go to the run's log and display where these are open, else to stderr.
+
+    Returns:
+        The listener of JAX's events: the same in one process.
     """
+    ends: dict[int, threading.Event] = {}  # of the compilation in each thread
 
-    def __init__(self) -> None:
-        self._ends: dict[int, threading.Event] = {}  # of the compilation in each thread
-        self._done = 0
-        jax.monitoring.register_event_duration_secs_listener(self._note)
+    def note(event: str, duration_secs: float, fun_name: str = "", **_: Any) -> None:
+        if event not in (_LOWERED, _COMPILED):
+            return
+        ends.pop(threading.get_ident(), threading.Event()).set()
+        if event == _LOWERED:  # the compiler is next
+            end = ends[threading.get_ident()] = threading.Event()
+            threading.Thread(target=_tell, args=(fun_name, end), daemon=True).start()
 
-    def _note(self, event: str, duration_secs: float, fun_name: str = "", **_: Any) -> None:
-        thread = threading.get_ident()
-        if event == "/jax/core/compile/jaxpr_to_mlir_module_duration":  # the compiler is next
-            self._end(thread)
-            end = self._ends[thread] = threading.Event()
-            how = fun_name, time.monotonic(), end
-            threading.Thread(target=self._tell, args=how, daemon=True).start()
-        elif event == "/jax/core/compile/backend_compile_duration":
-            self._end(thread)
-            self._done += 1
-
-    def _end(self, thread: int) -> None:
-        if end := self._ends.pop(thread, None):
-            end.set()
-
-    def _tell(self, program: str, start: float, end: threading.Event) -> None:
-        while not end.wait(LINE_SECONDS):
-            seconds = time.monotonic() - start
-            line = f"compiling {program}: {seconds:.0f} s; {self._done} programs are done"
-            if _LOGGER.handlers:
-                _LOGGER.info("%s", line)
-            else:
-                print(line, file=sys.stderr, flush=True)
+    jax.monitoring.register_event_duration_secs_listener(note)
+    return note
 
 
-@functools.cache
-def watch() -> Watch:
-    """Begins to say what is compiled, once in this process."""
-    return Watch()
+def _tell(program: str, end: threading.Event) -> None:
+    start = time.monotonic()
+    while not end.wait(LINE_SECONDS):
+        line = f"compiling {program}: {time.monotonic() - start:.0f} s"
+        if _LOGGER.handlers:
+            _LOGGER.info("%s", line)
+        else:
+            print(line, file=sys.stderr, flush=True)
 
 
 def give_back_freed() -> None:

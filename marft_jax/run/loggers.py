@@ -15,13 +15,11 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import importlib.util
 import io
 import logging
 import math
 import os
 import re
-import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -51,13 +49,10 @@ def find_loggers(names: Iterable[str]) -> list[MakeWriter]:
     """Returns the function that makes a writer, for each of these names.
 
     Raises:
-        BadInput: there is no such logger, or its package is not installed.
+        BadInput: there is no such logger.
     """
     found: list[MakeWriter] = []
     for name in dict.fromkeys(names):
-        is_package = name in _BUILT_IN and name != "tensorboard"
-        if is_package and name not in sys.modules and importlib.util.find_spec(name) is None:
-            raise BadInput(f'--run.loggers {name}: not installed: pip install -e ".[{name}]"')
         make = _BUILT_IN.get(name) or load_plugin(name, "--run.loggers", _BUILT_IN, kind="Class")
         found.append(functools.partial(Logger, name, make))
     return found
@@ -79,6 +74,8 @@ class Logger:
                 raise BadInput("expected write(step, metrics) and close()")
         except (Exception, SystemExit) as error:
             why = f"cannot be opened: {described(error)}{place(error)}"
+            if isinstance(error, ImportError | AttributeError) and name in _BUILT_IN:
+                why = f'cannot be opened: {name} is not installed: pip install -e ".[{name}]"'
             raise BadInput(f"--run.loggers {name}: {why}") from error
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:

@@ -377,6 +377,6 @@ def _check_lengths(team: Team) -> None:
     for profile, sampling, context in of_agents:
         if sampling.max_new_tokens >= context:
             raise BadInput(
-                f"agent {profile.name!r}: max_new_tokens: expected less than {context}, the context "
-                f"of its base, got {sampling.max_new_tokens}; lower it"
+                f"agent {profile.name!r}: max_new_tokens: expected less than {context}, the "
+                f"context of its base, got {sampling.max_new_tokens}; lower it"
             )

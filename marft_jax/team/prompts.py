@@ -190,7 +190,8 @@ class Team(NamedTuple):
         if room < 1:
             raise ContextFull(
                 f"the prompt of agent {self.profiles[agent].name!r} has {len(prompt)} tokens, too "
-                f"many for --model.context {context}: raise it as far as the base allows, or shorten the task"
+                f"many for --model.context {context}: raise it as far as the base allows, or "
+                "shorten the task"
             )
         sampling = self.sampling[agent]
         sampling = sampling._replace(max_new_tokens=min(sampling.max_new_tokens, room))

@@ -82,9 +82,7 @@ _FIRST_RELEASE = {"role": "name", "with_answer": "answers"}
 _CHATML = re.compile(r"<\|im_start\|>\s*system\b\s*:?\s*|<\|im_end\|>")
 
 
-def without_effect(
-    team: Team, usual: Team, step_reward: str | None, env: str
-) -> dict[str, str]:
+def without_effect(team: Team, usual: Team, step_reward: str | None, env: str) -> dict[str, str]:
     """Settings of ``team``, and ``algo.step_reward``, that nobody in the team file would read, with
     what they would need. What an agent's profile says itself, the settings cannot say. A value that
     is ``usual`` on this base was not given."""
@@ -219,10 +217,10 @@ def _tree(loaded: Any, file: str) -> dict[str, Any]:
         tree = {}
     if isinstance(tree, list):
         tree = {"agents": [_modern(row) for row in tree]}
-    for key in tree.keys() - _KEYS:
-        raise BadInput(f"{file}: {key}: {unknown_key(str(key), _KEYS)}")
     if not isinstance(tree.get("agents"), list):
         raise BadInput(f"{file}: expected a list of agents under `agents:`, got {loaded!r:.80}")
+    for key in tree.keys() - _KEYS:
+        raise BadInput(f"{file}: {key}: {unknown_key(str(key), _KEYS)}")
     tree = {key: value for key, value in tree.items() if value is not None}
     graph = {key: tree.pop(key) for key in Graph._fields if key in tree}
     return tree | ({"graph": graph} if graph else {})

@@ -8,7 +8,6 @@ generator of one step. A topology of your own is named as ``package.module:funct
 
 from __future__ import annotations
 
-import inspect
 from collections import Counter
 from collections.abc import Callable, Generator, Sequence
 from typing import Any
@@ -184,8 +183,6 @@ def find_workflow(name: str) -> Callable[[Team, str], Workflow]:
     """
     if name in WORKFLOWS:
         return WORKFLOWS[name]
-    found, what = load_plugin(name, "--team.workflow", WORKFLOWS), f"--team.workflow {name}"
-    if inspect.isclass(found):
-        raise BadInput(f"{what}: expected a generator function, got {shown(found)}")
-    check_takes(found, what, "team", "observation")
+    found = load_plugin(name, "--team.workflow", WORKFLOWS)
+    check_takes(found, f"--team.workflow {name}", "team", "observation")
     return found

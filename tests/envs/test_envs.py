@@ -206,6 +206,25 @@ class NoStep:
     def reset(self, seed):
         return ""
 
+class Short(NoStep):
+    def step(self):
+        return None
+
+class Seedless(Echo):
+    def reset(self):
+        return ""
+
+class Half(NoStep):
+    step = None
+
+class Free(Echo):
+    @staticmethod
+    def step(turns, more=()):
+        return StepResult("", 1.0, True)
+
+def shy(task):
+    return 1.0
+
 number = 3
 """
 
@@ -239,6 +258,11 @@ def test_options_of_a_users_class_have_the_types_of_its_defaults(own):
     assert type(source.create().options[2]) is float
     source = make(config(name="own_envs:Sized", options=('path=["a", "b"]',)), "eval")
     assert source.create().options == (["a", "b"], 3, 0.5, "a", False)
+
+
+def test_a_users_class_may_have_a_method_that_is_no_function_of_self(own):
+    env = make(config(name="own_envs:Free"), "train").create()
+    assert env.step([turn("5")]).reward == 1.0
 
 
 def test_a_users_class_may_declare_settings_which_are_flags_then(own):
@@ -297,6 +321,11 @@ def test_a_users_class_without_options_takes_none(own):
             "missing a required argument: 'path'; give its parameters",
         ),
         ("own_envs:number", "expected a class with reset(seed) and step(turns), got 3"),
+        ("own_envs:Short", "step: expected a function of (self, turns), got one of (self) ("),
+        ("own_envs:Seedless", "reset: expected a function of (self, seed), got one of (self) ("),
+        ("own_envs:Half", "own_envs:Half: step: expected a function of (self, turns), got None"),
+        ("own_envs:shy", "missing a required argument: 'task'; give"),
+        ("own_envs:shy", "; an agent program is a function of (task, client)"),
         ("nowhere.at_all:Env", "cannot import nowhere.at_all"),
         ("broken_envs:Env", "no_such_thing"),
     ],

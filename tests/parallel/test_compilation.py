@@ -9,15 +9,14 @@ import pytest
 
 from marft_jax.parallel import compilation
 
-LOWERED = "/jax/core/compile/jaxpr_to_mlir_module_duration"
-COMPILED = "/jax/core/compile/backend_compile_duration"
+LOWERED, COMPILED = compilation._LOWERED, compilation._COMPILED
 
 
 @pytest.fixture
 def watch(monkeypatch):
     monkeypatch.setattr(compilation, "LINE_SECONDS", 0.02)
     monkeypatch.setattr("jax.monitoring.register_event_duration_secs_listener", lambda note: None)
-    return compilation.Watch()
+    return compilation.watch.__wrapped__()
 
 
 @pytest.fixture
@@ -36,27 +35,27 @@ def lines(monkeypatch):
 
 def test_a_program_that_is_compiled_for_long_is_named_again_and_again(watch, lines):
     found, second = lines
-    watch._note(LOWERED, 0.1, fun_name="jit(decode)")
+    watch(LOWERED, 0.1, fun_name="jit(decode)")
     assert second.wait(60)
-    watch._note(COMPILED, 60.0, fun_name="jit(decode)")
+    watch(COMPILED, 60.0, fun_name="jit(decode)")
     threads = [t for t in threading.enumerate() if "_tell" in t.name]
     for thread in threads:
         thread.join(60)
     told = len(found)
-    assert all("compiling jit(decode): 0 s; 0 programs are done" == line for line in found)
-    watch._note(LOWERED, 0.1, fun_name="jit(update)")
+    assert all("compiling jit(decode): 0 s" == line for line in found)
+    watch(LOWERED, 0.1, fun_name="jit(update)")
     while len(found) == told:
         threading.Event().wait(0.01)
-    assert "compiling jit(update): 0 s; 1 programs are done" == found[-1]
-    watch._note(COMPILED, 60.0)
+    assert "compiling jit(update): 0 s" == found[-1]
+    watch(COMPILED, 60.0)
 
 
 def test_a_quick_program_is_not_named(watch, lines, monkeypatch):
     monkeypatch.setattr(compilation, "LINE_SECONDS", 600)
-    watch._note(LOWERED, 0.1, fun_name="jit(add)")
-    watch._note(COMPILED, 0.1, fun_name="jit(add)")
-    watch._note(COMPILED, 0.1)  # from the cache
-    assert not lines[0] and not watch._ends
+    watch(LOWERED, 0.1, fun_name="jit(add)")
+    watch(COMPILED, 0.1, fun_name="jit(add)")
+    watch(COMPILED, 0.1)  # from the cache
+    assert not lines[0]
 
 
 def test_an_open_run_has_the_line_in_its_log(watch, lines):
@@ -71,9 +70,9 @@ def test_an_open_run_has_the_line_in_its_log(watch, lines):
     logger.setLevel(logging.INFO)
     logger.addHandler(handler)
     try:
-        watch._note(LOWERED, 0.1, fun_name="jit(update)")
+        watch(LOWERED, 0.1, fun_name="jit(update)")
         assert done.wait(60)
-        watch._note(COMPILED, 0.1)
+        watch(COMPILED, 0.1)
     finally:
         logger.removeHandler(handler)
         logger.setLevel(level)

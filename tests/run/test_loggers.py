@@ -151,6 +151,20 @@ def test_a_logger_of_ones_own_is_found_by_name(run):
     assert Mine.written[1][1]["agent/plan-er/kl"] == 1.5
 
 
+@pytest.mark.parametrize("name", ["wandb", "mlflow", "trackio"])
+@pytest.mark.parametrize("used", [True, False])
+def test_a_logger_whose_package_is_missing_says_how_to_install_it(
+    name, used, monkeypatch, tmp_path
+):
+    if used:
+        (tmp_path / name).mkdir()
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    for module in [m for m in sys.modules if m.partition(".")[0] == name]:
+        monkeypatch.delitem(sys.modules, module)
+    with pytest.raises(BadInput, match=rf'{name} is not installed: pip install -e "\.\[{name}\]"$'):
+        find_loggers([name])[0](tmp_path, 1)
+
+
 def test_a_logger_that_is_none_or_not_installed_is_one_line(monkeypatch, tmp_path):
     (tmp_path / "wandb").mkdir()  # as wandb leaves one where it was used
     monkeypatch.setattr(sys, "path", [str(tmp_path)])

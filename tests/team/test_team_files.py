@@ -77,6 +77,45 @@ def test_a_wrong_line_is_named(tmp_path, old, new, expected):
     assert expected in str(caught.value) and "\n" not in str(caught.value)
 
 
+NESTED = {
+    "bases: {x: {model: tiny, quantise: int8}}": "quantise: unknown key; did you mean 'quantize'",
+    "bases: {x: {modle: tiny}}": "bases.x.modle: unknown key; did you mean 'model'",
+    "bases: {x: {model: tiny, ctx: 3}}": "bases.x.ctx: unknown key; known are context, dtype",
+    "bases: {x: {model: tiny, prompt: a}}": (
+        "bases.x.prompt: unknown key; known are context, dtype, lr, model, quantize, thinking"
+    ),
+    "teacher: {see: answer}": "teacher.see: unknown key; did you mean 'sees'",
+    "teacher: {bas: x}": "teacher.bas: unknown key; did you mean 'base'",
+    "teacher: {answer: true}": "teacher.answer: unknown key; known are base, init, sees",
+    "nodes: [{id: a, rol: a}]": "nodes[0].rol: unknown key; did you mean 'role'",
+    "nodes: [{id: a, role: a, msg: x}]": "nodes[0].msg: unknown key; known are id, message, role",
+    "nodes: [{id: a, role: a, prompt: x}]": "prompt: unknown key; known are id, message, role",
+    "message: [a]": "message: unknown key; did you mean 'messages'",
+    "base: {x: {model: tiny}}": "base: unknown key; did you mean 'bases'",
+    "temperature: 1": "temperature: unknown key; known are agents, bases, edges, judge, messages,",
+    "bases: {x: }": "bases.x: expected a dictionary, got None",
+    "bases: {x: {model: }}": "bases.x.model: expected a valid string, got None",
+}
+OF_AGENT = {
+    "teacher: {see: answer}": "agents[0].teacher.see: unknown key; did you mean 'sees'",
+    "temp: 1": "agents[0].temp: unknown key; did you mean 'temperature'",
+    "model: tiny": "agents[0].model: unknown key; known are adapter, answers, base, description,",
+    "max_tokens: 3": "agents[0].max_tokens: unknown key; did you mean 'max_new_tokens'",
+    "see: x": "agents[0].see: unknown key; known are adapter, answers",
+}
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [(f"{text}\nagents: [{{name: a, answers: true}}]", said) for text, said in NESTED.items()]
+    + [(f"agents: [{{name: a, answers: true, {text}}}]", said) for text, said in OF_AGENT.items()],
+)
+def test_an_unknown_key_is_answered_with_the_keys_of_its_place(tmp_path, text, expected):
+    with pytest.raises(BadInput) as caught:
+        load_team(written(tmp_path, text))
+    assert expected in str(caught.value) and "\n" not in str(caught.value)
+
+
 def test_a_message_that_is_null_is_the_usual_one(tmp_path):
     blueprint = load_team(written(tmp_path, TEXT.replace("[Plan., Solve.]", "[Plan., null]")))
     assert blueprint.messages == ("Plan.", "")

@@ -21,7 +21,7 @@ from marft_jax.team.dag import Graph, Node
 from marft_jax.team.orchestrator import default_prompt, parse_call
 from marft_jax.team.profiles import Profile
 from marft_jax.team.team_files import Blueprint
-from marft_jax.team.workflows import WORKFLOWS, majority
+from marft_jax.team.workflows import WORKFLOWS, find_workflow, majority
 from marft_jax.types import StepResult
 
 PLANNER, SOLVER = Profile("planner", "p"), Profile("solver", "s", "Solves.", answers=True)
@@ -560,3 +560,35 @@ def test_no_vote_and_no_call_is_read_in_what_an_agent_thinks(threads):
     said = ("<think>2</think>3", "<think>2</think>4", "4 <think>or 2")
     turns = [small.turn(0, [1], [1], text=text) for text in said]
     assert majority(turns)[1] == {"3": 1, "4": 2}
+
+
+THINGS = """
+class Flow: pass
+number = 3
+text = "sequential"
+def alone(team): yield
+def without(): yield
+def more(team, observation, rounds): yield
+"""
+WANTED = "expected a function of (team, observation)"
+
+
+@pytest.mark.parametrize(
+    ("name", "got"),
+    [
+        ("Flow", "one of ()"),
+        ("number", "3"),
+        ("text", "'sequential'"),
+        ("alone", "one of (team) ("),
+        ("without", "one of () ("),
+        ("more", "one of (team, observation, rounds) ("),
+    ],
+)
+def test_what_is_no_workflow_is_one_line_before_a_model_is_loaded(name, got, tmp_path, monkeypatch):
+    (tmp_path / "flows.py").write_text(THINGS)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "flows", raising=False)
+    with pytest.raises(BadInput) as caught:
+        find_workflow(f"flows:{name}")
+    assert str(caught.value).startswith(f"--team.workflow flows:{name}: {WANTED}, got {got}")
+    assert ("flows.py:" in str(caught.value)) == got.endswith(" (")

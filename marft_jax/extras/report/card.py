@@ -48,7 +48,7 @@ class Card(NamedTuple):
 
 
 class Setting(NamedTuple):
-    """Values of a setting in all runs, as words; ``derived``: from the base, where none was given."""
+    """Values of a setting in all runs, as words; ``derived``: none was given, it is the base's."""
 
     key: str
     default: str

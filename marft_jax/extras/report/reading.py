@@ -130,7 +130,9 @@ class RunRecord(NamedTuple):
         """Settings that a later start changed, as the log says, in the order of steps."""
         found, step = list[Change](), 1
         for line in self.log:
-            if start := re.search(r" mesh .*, (?:continuing after step (\d{1,15})|from the beginning)$", line):
+            if start := re.search(
+                r" mesh .*, (?:continuing after step (\d{1,15})|from the beginning)$", line
+            ):
                 step = int(start[1] or 0) + 1
                 found = [one for one in found if one.step < step]  # those were not saved
             elif change := re.search(r" INFO (?:--([\w.]+)|(team: \S+)) was (.*), is (.*)$", line):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import math
 import os
 import random
 import socket
@@ -304,6 +305,13 @@ def test_a_program_that_fails_or_hangs_loses_its_episode_alone(monkeypatch):
     assert "no answer after 2 s" in played.failed[0].why
 
 
+HERE = r"\S*test_program.py:\d+"
+
+
+def returns_nothing(task, client):
+    ask_once(task, client)
+
+
 def hides_a_refusal(task, client):
     with contextlib.suppress(ApiError):
         client.chat.completions.create(model="nobody", messages=[user("a")])
@@ -316,6 +324,11 @@ def hides_a_refusal(task, client):
         (lambda task, client: 1.0, "before an agent answered a call$"),
         (hides_a_refusal, "its last call was refused: model: expected one of .*nobody"),
         (lambda task, client: ask_once(task, client) and "much", "expected a number, got 'much'"),
+        (lambda task, client: ask_once(task, client) and None, rf"number, got None \({HERE}\)$"),
+        (lambda task, client: ask_once(task, client) and {"a": 1}, rf"got 'a' \({HERE}\)$"),
+        (lambda task, client: ask_once(task, client) and [1], rf"got \[1\] \({HERE}\)$"),
+        (lambda task, client: ask_once(task, client) and math.nan, rf"got nan \({HERE}\)$"),
+        (returns_nothing, rf"reward: expected a number, got None \({HERE}\)$"),
     ],
 )
 def test_what_a_program_does_wrong_is_said(function, named, monkeypatch):
