@@ -485,8 +485,9 @@ def validate(config: Config) -> None:
         expected = "expected distinct names of matrices, such as q v"
         raise BadInput(f"--lora.targets: {expected}, got {targets!s:.80}")
     if (longest := config.team.max_new_tokens) >= most:
-        expected = f"expected less than --model.context {most}, got {longest}; raise the context"
-        raise BadInput(f"--team.max_new_tokens: {expected}")
+        default = " (its default)" * isinstance(most, Derived)
+        expected = f"expected less than --model.context {most}{default}, got {longest}"
+        raise BadInput(f"--team.max_new_tokens: {expected}; raise the context")
     for axis in ("data", "fsdp", "tensor"):
         if not getattr(config.mesh, axis):
             raise BadInput(f"--mesh.{axis}: expected a positive number or -1, got 0")
