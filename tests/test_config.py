@@ -112,7 +112,10 @@ def test_dump_and_parse_round_trip(file):
         (["--team.max_new_tokens", "256"], ("--team.max_new_tokens", "--model.context 256")),
         (["--env.difficulty", "1000000"], ("--env.difficulty", "to 1000")),
         (["--model.base", "m.gguf", "--team.max_new_tokens", "1024"], ("--model.context 1024",)),
-        (["--model.base", "m.gguf", "--team.max_new_tokens", "9999"], ("1024 (its default), got 9",)),
+        (
+            ["--model.base", "m.gguf", "--team.max_new_tokens", "9999"],
+            ("1024 (its default), got 9",),
+        ),
         (["--model.context", "20", "--team.max_new_tokens", "24"], ("--model.context 20, got 24",)),
         (["--mesh.fsdp", "0"], ("--mesh.fsdp", "got 0")),
         (["--temp", "1"], ("did you mean 'team.temperature' or 'eval.temperature'?",)),
