@@ -209,7 +209,7 @@ def checked(what: str, kind: TypeAdapter[T], value: object) -> T:
         raise BadInput(f"{what}: {fault_of(error)}") from None
 
 
-def fault_of(error: ValidationError, kind: Any) -> str:
+def fault_of(error: ValidationError, kind: Any = object) -> str:
     """Describes a fault that pydantic found in a value of this type: where, what was expected, and
     what came. An unknown key comes first: it may be why another one is missing."""
     faults = error.errors(include_url=False)
@@ -241,9 +241,8 @@ def keys_at(kind: Any, place: Sequence[int | str]) -> list[str]:
 def unknown_key(key: str, known: Collection[str]) -> str:
     """Says that there is no such key, with the nearest that there is, or with all."""
     near = nearest(key, known)
-    return "unknown key; " + (
-        f"did you mean {near[0]!r}?" if near else f"known are {', '.join(sorted(known))}"
-    )
+    hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(sorted(known))}"
+    return f"unknown key; {hint}"
 
 
 def nearest(name: str, known: Collection[str]) -> list[str]:
@@ -333,9 +332,8 @@ def suggestion(key: str, known: Sequence[str]) -> str:
     searched = [(names, [name]), (own, nearest(name, own.values()))]
     searched += [(names, nearest(name, names.values()))]
     found = next(filter(None, ([k for k in at if at[k] in like] for at, like in searched)), [])
-    return (
-        f"; did you mean {' or '.join(map(repr, found[:3]))}?" if found else "; --help lists them"
-    )
+    like = " or ".join(map(repr, found[:3]))
+    return f"; did you mean {like}?" if found else "; --help lists them"
 
 
 _UNKNOWN = ("unexpected_keyword_argument", "extra_forbidden")

@@ -20,6 +20,7 @@ import logging
 import math
 import os
 import re
+import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -74,7 +75,8 @@ class Logger:
                 raise BadInput("expected write(step, metrics) and close()")
         except (Exception, SystemExit) as error:
             why = f"cannot be opened: {described(error)}{place(error)}"
-            if isinstance(error, ImportError | AttributeError) and name in _BUILT_IN:
+            there = getattr(sys.modules.get(name), "__file__", None)  # none: an empty folder
+            if isinstance(error, ImportError | AttributeError) and name in _BUILT_IN and not there:
                 why = f'cannot be opened: {name} is not installed: pip install -e ".[{name}]"'
             raise BadInput(f"--run.loggers {name}: {why}") from error
 

@@ -31,7 +31,7 @@ from marft_jax.run.loggers import MakeWriter, Writer
 from marft_jax.run.progress import clock
 
 LOGGER = logging.getLogger("marft_jax")
-FROM_BASE = "follows from the base: "
+FROM_BASE = "follow from the base and other settings: "
 """Begins the line of settings that nobody gave, such as the learning rate."""
 
 
