@@ -132,7 +132,7 @@ def _spelled(key: str, value: Any) -> list[str]:
     several = isinstance(value, list | tuple) and not is_object(value)
     parts = value if several else [value]
     names = [name_of(part) if is_object(part) else part for part in parts]
-    if len({*names}) < len(set(map(id, filter(is_object, parts)))):
+    if len({*map(str, names)}) < len(set(map(id, filter(is_object, parts)))):
         raise BadInput(f"--{key}: expected functions of different names, got {names}")
     return words_of(key, names)
 

@@ -74,8 +74,8 @@ def source(env: Settings, split: Split) -> EnvSource:
             if (value := getattr(env, name)) != getattr(Settings, name):
                 why = "which gets the whole text and the row"
                 raise BadInput(f"--env.{name}: not read beside --env.reward, {why}; got {value}")
-        grade, (pick, size) = weighted_sum(env.reward), load.chooser(env, split)
-        return question_source(pick, grade, env.horizon, size)
+        pick, size = load.chooser(env, split)
+        return question_source(pick, weighted_sum(env.reward), env.horizon, size)
     if importlib.util.find_spec("math_verify") is None:
         raise BadInput("--env.name math needs the package math-verify: pip install -e .")
     pick, size = load.chooser(env, split)

@@ -11,7 +11,6 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import jax
 from jax.sharding import Mesh
@@ -34,13 +33,15 @@ def watch() -> Callable[..., None]:
     """
     ends: dict[int, threading.Event] = {}  # of the compilation in each thread
 
-    def note(event: str, duration_secs: float, fun_name: str = "", **_: Any) -> None:
+    def note(event: str, duration_secs: float, **about: str | int) -> None:
         if event not in (_LOWERED, _COMPILED):
             return
         ends.pop(threading.get_ident(), threading.Event()).set()
         if event == _LOWERED:  # the compiler is next
             end = ends[threading.get_ident()] = threading.Event()
-            threading.Thread(target=_tell, args=(fun_name, end), daemon=True).start()
+            threading.Thread(
+                target=_tell, args=(about.get("fun_name", ""), end), daemon=True
+            ).start()
 
     jax.monitoring.register_event_duration_secs_listener(note)
     return note
