@@ -8,11 +8,8 @@
 from __future__ import annotations
 
 import csv
-import io
 import json
 import random
-import sys
-from pathlib import Path
 
 
 def main() -> None:
@@ -30,14 +27,10 @@ def main() -> None:
         turns = {"planner": f"{a}+{b}={a + b}", "solver": f"{a + b}-{c}={a + b - c}"}
         written = [{"agent": agent, "text": text} for agent, text in turns.items()]
         shown[question] = json.dumps({"task": question, "turns": written})
-    table = io.StringIO(newline="")
-    csv.writer(table).writerows([("question", "answer"), *rows.items()])
-    files = {"rows.csv": table.getvalue(), "shown.jsonl": "\n".join([*shown.values(), ""])}
-    for name, text in files.items():
-        if Path(name).exists() and Path(name).read_bytes() != text.encode():
-            sys.exit(f"{name}: there is another file of this name; move it, or use another folder")
-    for name, text in files.items():
-        Path(name).write_bytes(text.encode())
+    with open("rows.csv", "w", encoding="utf-8", newline="") as file:
+        csv.writer(file).writerows([("question", "answer"), *rows.items()])
+    with open("shown.jsonl", "w", encoding="utf-8") as file:
+        file.writelines(f"{line}\n" for line in shown.values())
     print(f"{len(rows)} rows in rows.csv, {len(shown)} demonstrations in shown.jsonl")
 
 

@@ -15,14 +15,14 @@ _LARGEST = 1 << 19
 """Bytes of a file. Settings and teams are far smaller, and parsing YAML is slow."""
 
 
-def read_text(file: str, setting: str) -> str:
-    """Reads a text file, see ``read``."""
+def read_bytes(file: str, setting: str) -> bytes:
+    """Reads a file of at most 512 KiB, see ``read``."""
     try:
         with Path(file).open("rb") as stream:
             raw = stream.read(_LARGEST + 1)
         if len(raw) > _LARGEST:
             raise ValueError(f"expected at most {_LARGEST >> 10} KiB, got more")
-        return raw.decode("utf-8-sig")
+        return raw
     except (OSError, ValueError) as error:  # ValueError: a path with a NUL
         raise BadInput(f"{setting} {file}: cannot be read ({reason(error)})") from error
 
@@ -39,9 +39,10 @@ def read(file: str, setting: str) -> Any:
     Raises:
         BadInput: the file cannot be read, or is not valid JSON or YAML.
     """
-    where, text = f"{setting} {file}", read_text(file, setting)
+    where, raw = f"{setting} {file}", read_bytes(file, setting)
     kind = "JSON" if file.endswith(".json") else "YAML"
     try:
+        text = raw.decode("utf-8-sig")
         if kind == "JSON":
             return json.loads(text, object_pairs_hook=distinct)
         return yaml.load(text, _Loader)

@@ -141,6 +141,18 @@ def policy_states(
     return hidden_states(graphdef, base, r, r.actions.index_BA, adapters, owners_BT, alpha)
 
 
+def action_logprobs(
+    graphdef: Graph,
+    base: decoder.Base,
+    adapters: lora.Adapters | None,
+    alpha: float,
+    r: Rows[jax.Array],
+) -> tuple[jax.Array, jax.Array]:
+    """``score_actions`` of the policy."""
+    states_BAD = policy_states(graphdef, base, adapters, alpha, r)
+    return score_actions(graphdef, base, states_BAD, r)
+
+
 def decision_labels(r: Rows[jax.Array], level: Level) -> tuple[jax.Array, jax.Array, jax.Array]:
     """(mask, agent, owner) of each decision."""
     if level == "action":

@@ -108,5 +108,4 @@ def proximal(
     that is the base."""
     with jax.named_scope("proximal"):
         alpha = spec.settings.lora.alpha
-        hidden_BAD = logprobs.policy_states(spec.graphdef, base, adapters, alpha, r)
-        return logprobs.score_actions(spec.graphdef, base, hidden_BAD, r)[0]
+        return logprobs.action_logprobs(spec.graphdef, base, adapters, alpha, r)[0]

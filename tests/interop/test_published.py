@@ -22,13 +22,13 @@ from test_export import run_export
 from test_interop import TOKENS, our_logits
 
 from marft_jax import config as config_lib
-from marft_jax.chat import LoadedTeam
 from marft_jax.cli import configure
 from marft_jax.interop import huggingface, peft
 from marft_jax.models.weights.load import load_base
 from marft_jax.run.checkpoints import Checkpoints
 from marft_jax.run.compatibility import identity_of
 from marft_jax.run.directory import write_settings
+from marft_jax.run.loaded_team import LoadedTeam
 from marft_jax.run.setup import make_learner, open_session
 from marft_jax.team.profiles import BUILT_IN
 from marft_jax.team.team_files import Blueprint

@@ -131,7 +131,7 @@ def _listen(host: str, port: int) -> socket.socket:
 def _read_keys(file: str | None) -> list[str]:
     if file is None:
         return []
-    lines = documents.read_text(file, "--api_key_file").splitlines()
+    lines = documents.read_bytes(file, "--api_key_file").decode("utf-8", "replace").splitlines()
     keys = [line.strip() for line in lines if line.strip()]
     if not keys:
         raise BadInput(f"--api_key_file {file}: expected keys, one per line, found none")
