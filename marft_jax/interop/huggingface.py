@@ -106,7 +106,8 @@ def _with_older_keys(settings: Mapping[str, Any]) -> dict[str, Any]:
         older["partial_rotary_factor"] = full.get("partial_rotary_factor")
         if full.get("rope_type") in ("linear", "llama3", "yarn"):
             older["rope_scaling"] = {key: x for key, x in full.items() if key not in older}
-    if "num_experts_per_tok" in settings and settings["model_type"].startswith("qwen3"):
+    is_qwen3 = str(settings.get("model_type")).startswith("qwen3")
+    if "num_experts_per_tok" in settings and is_qwen3:
         older["num_experts"] = settings.get("num_local_experts")
     older = {key: x for key, x in older.items() if x is not None}
     return {**older, **settings, "torch_dtype": settings["dtype"]}
