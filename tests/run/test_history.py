@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
-import sys
 
 import pytest
 from run_files import lines_of
 
-from marft_jax import evaluate, imitate
+from marft_jax import imitate
 from marft_jax.formats import jsonlines
-from marft_jax.run import answers
+from marft_jax.run import answers, evaluating
 from marft_jax.run.directory import set_aside
 
 
@@ -101,21 +99,10 @@ def test_a_torn_line_is_no_response_of_other_settings(tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == [file.name]
 
 
-def test_the_example_data_replaces_no_other_file(tmp_path, repository):
-    write = [sys.executable, str(repository / "scripts" / "example_rows.py")]
-    for _ in range(2):
-        assert subprocess.run(write, cwd=tmp_path).returncode == 0
-    (tmp_path / "shown.jsonl").unlink()
-    (tmp_path / "rows.csv").write_text("mine")
-    done = subprocess.run(write, cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode == 1 and "rows.csv: there is another file" in done.stderr
-    assert (tmp_path / "rows.csv").read_text() == "mine" and len(all_files(tmp_path)) == 1
-
-
 @pytest.mark.parametrize("text", ["[1, 2]", '{"torn": ', "my own notes"])
 def test_a_summary_that_is_none_is_moved(tmp_path, text):
     (tmp_path / "summary.json").write_text(text)
-    evaluate._write_summary(tmp_path / "summary.json", {})
+    evaluating._write_summary(tmp_path / "summary.json", {})
     assert (tmp_path / "earlier-1" / "summary.json").read_text() == text
 
 
