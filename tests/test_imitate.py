@@ -211,7 +211,7 @@ def test_every_fault_is_a_line_of_its_own(tmp_path, capsys):
 def test_a_file_of_another_kind_is_one_line_before_a_model_is_loaded(
     text, shown, tmp_path, capsys, monkeypatch
 ):
-    monkeypatch.setattr("marft_jax.imitate.open_training", None)
+    monkeypatch.setattr("marft_jax.run.imitation.open_training", None)
     file = tmp_path / "rows.jsonl"
     file.write_text(text)
     assert imitated("--out", tmp_path / "run", "--data", file) == 2

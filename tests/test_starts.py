@@ -20,7 +20,7 @@ from marft_jax.config import Config, dump
 from marft_jax.errors import BadInput
 from marft_jax.extras.gateway.command import open_app
 from marft_jax.learning.settings import Imitation
-from marft_jax.run import setup
+from marft_jax.run import imitation, setup
 from marft_jax.run.directory import write_settings
 from marft_jax.run.setup import Session, make_learner, open_session
 from marft_jax.setting import replaced
@@ -90,7 +90,7 @@ def started(flags: list[str], base: str, folder: Path) -> Session:
     """Opens what each command opens for a training with these flags; returns that of ``train``."""
     flags = [*flags, "--model.base", base, "--run.dir", str(folder)]
     session = opened(cli.parse_training(flags))
-    opened(imitate.settings_of(cli.parse_training([*flags, "--algo.name", Imitation.name])))
+    opened(imitation.settings_of(cli.parse_training([*flags, "--algo.name", Imitation.name])))
     cli.parse(flags, prog="marft_jax.plan")
     write_settings(folder, session.config, load_team(session.config.team.file))
     for command in ("evaluate", "chat", "serve", "export"):

@@ -60,7 +60,10 @@ def test_a_training_step_is_that_of_the_definitions(episodes, name):
     expected = reference_update.update(name, settled(config, name), episodes, begun, head)
     state, _, metrics = ours.learn(state, batch, 0)
     state = jax.device_get(state)
-    assert (metrics["clip_fraction"] > 0.01).all()
+    if name == "reinforce":  # clips nothing
+        assert "clip_fraction" not in metrics
+    else:
+        assert (metrics["clip_fraction"] > 0.01).all()
 
     def check(got, wanted, tolerance=2e-5):
         for x, y in zip(jax.tree.leaves(got), wanted, strict=True):

@@ -10,9 +10,9 @@ import pytest
 from run_files import lines_of
 
 from marft_jax import evaluate, train
-from marft_jax.chat import LoadedTeam
 from marft_jax.cli import configure_run
 from marft_jax.models.tokenizers.tokenizer import ByteTokenizer, from_directory
+from marft_jax.run.loaded_team import LoadedTeam
 from marft_jax.setting import replaced
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_device")]
