@@ -131,7 +131,6 @@ def alone(reference, text):
     """The verdict of math-verify, with its settings for choices where the reference is one."""
     from math_verify import StringExtractionConfig, parse, verify
 
-    logging.disable(logging.CRITICAL)
     if re.fullmatch("[A-J]", reference):
         config = [StringExtractionConfig(strings=tuple("ABCDEFGHIJ"))]
         found = [parse(part, config, parsing_timeout=None) for part in (reference, text)]
@@ -154,9 +153,11 @@ def compare(folder, grade):
 
 @pytest.fixture(scope="module")
 def pool():
+    logging.disable(logging.CRITICAL)  # math-verify logs what it cannot read
     pool = GradingPool(1, 30)
     yield pool
     pool.close()
+    logging.disable(logging.NOTSET)
 
 
 def test_we_are_right_and_differ_from_math_verify_only_where_the_table_says(pool, shared_data):

@@ -46,6 +46,7 @@ def open_server(folders: Sequence[Path], port: int) -> ThreadingHTTPServer:
 
 
 class _Server(ThreadingHTTPServer):
+    request_queue_size = 128  # with 5, a client that comes in a crowd waits a second for its turn
     _last = collections.deque[socket.socket]()
 
     def process_request(self, request: Any, client_address: Any) -> None:
