@@ -207,7 +207,7 @@ def test_a_run_leaves_no_threads_of_environments_behind(tmp_path):
     assert_gone(before)
 
 
-@pytest.mark.slow
+@pytest.mark.release  # a minute
 def test_a_run_that_was_killed_ends_like_one_that_was_not(repository, tmp_path):
     """At its start, in a step and in a save, with a lag, which has more to lose; ``--kills 24`` is
     the long form."""
@@ -219,7 +219,7 @@ def test_a_run_that_was_killed_ends_like_one_that_was_not(repository, tmp_path):
     assert "final state are equal" in done.stdout
 
 
-@pytest.mark.slow
+@pytest.mark.release  # a minute
 def test_a_learning_rate_1000_times_too_high_ends_with_a_normal_reward(repository, tmp_path):
     run = tmp_path / "run"
     flags = ["--algo.lr", "1.0", "--algo.episodes", "16", "--run.dir", str(run)]

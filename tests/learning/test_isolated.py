@@ -23,6 +23,7 @@ from marft_jax.run.guard import by_agent
 from marft_jax.types import MAIN
 
 MARK = 77.0
+VALUES = [np.nan, *(pytest.param(x, marks=pytest.mark.release) for x in (np.inf, -np.inf))]
 NAMES = ["appo", "tppo", "grpo", "gspo", "cispo", "reinforce"]
 
 
@@ -107,7 +108,7 @@ def check(agent, sound, before, after, metrics):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("agent", [0, 1])
-@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("value", VALUES)
 @pytest.mark.parametrize("name", NAMES)
 def test_advantages_of_an_algorithm_of_ones_own(name, value, agent):
     _, sound, _ = update(learner_of(name))
