@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 from types import SimpleNamespace
 from typing import Any
 
@@ -761,3 +762,24 @@ def test_check_says_how_many_rows_have_a_system_message(tmp_path, capsys):
     code = [{"prompt": CHAT, "tests": [{"input": "1", "output": "2"}]}]
     assert run_check("--data", write(tmp_path / "b.jsonl", code), "--env.name", "code") == 0
     assert "question: Be brief. q" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong"),
+    [
+        ("a", "bcd"),
+        ("B", "ACD"),
+        ("2", "134"),
+        ("moss", ["fern", "a", "b"]),
+        ("D", ["x", "y", "z"]),
+    ],
+)
+def test_the_right_one_of_texts_in_columns_is_known_whatever_the_texts_are(right, wrong):
+    columns = {f"distractor{i}": text for i, text in enumerate(wrong, 1)}
+    task = load.as_task({"question": "q", "correct_answer": right, **columns})
+    labels = dict(re.findall(r"\((.)\) (.+)", task.question))
+    answers = task.answer if isinstance(task.answer, tuple) else (task.answer,)
+    assert labels[answers[0]] == right
+    assert not {*answers[1:]} & {*labels}  # the label of another choice
+    said = load.as_task({"question": "q", "correct_answer": right, **columns, "distractor1": right})
+    assert "as right and as wrong" in said

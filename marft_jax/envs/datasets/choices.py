@@ -137,10 +137,18 @@ def wrong_answers(named: Row) -> list[str]:
     return [as_text(item) for item in found if not is_blank(item)]
 
 
-def mixed(texts: Sequence[str], question: str) -> list[Choice]:
-    """Makes choices of texts, in an order that follows from a hash of each with the question."""
+def mixed(right: str, wrong: Sequence[str], question: str) -> tuple[list[Choice], str | OneOf]:
+    """Makes choices of texts, in an order that follows from a hash of each with the question, and
+    the answer: the label and the text of the right one, or where this text is a label too, its
+    label alone. Raises ``ValueError`` where the right text is a wrong one too."""
+    if right in wrong:
+        raise ValueError(f"expected different choices, got {shown(right)} as right and as wrong")
+    texts = [right, *wrong]
     order = sorted(texts, key=lambda text: hashlib.sha256(f"{question}{text}".encode()).digest())
-    return _lined([], order)
+    choices = _lined([], order)
+    label = choices[order.index(right)].label
+    is_label = right.casefold() in {choice.label.casefold() for choice in choices}
+    return choices, label if is_label else OneOf((label, right))
 
 
 def with_choices(question: str, choices: Sequence[Choice]) -> str:

@@ -111,8 +111,7 @@ def as_task(
             raise ValueError(f"expected a short answer, or one in \\boxed{{}}, got {shown(answer)}")
         wrong = wrong_answers(named)
         if wrong and answer and not choices and isinstance(answer, str):
-            choices = mixed([answer, *wrong], question)
-            answer = chosen(answer, choices)
+            choices, answer = mixed(answer, wrong, question)
         question = with_choices(_with_context(named, question), choices)
         f"{question}{answer}".encode()
     except ValueError as error:  # a UnicodeEncodeError too: half a surrogate pair
