@@ -267,7 +267,7 @@ def test_each_command_works_on_a_base_of_a_users_own(kind, bases, tmp_path, monk
     """A usual team, in which each agent has its own limit, from training to an export."""
     team, run = tmp_path / "team.yaml", tmp_path / "run"
     team.write_text(
-        "agents:\n- {name: a, max_new_tokens: 4}\n- {name: b, answers: true, max_new_tokens: 4}\n"
+        "agents:\n- {name: a, max_new_tokens: 12}\n- {name: b, answers: true, max_new_tokens: 12}\n"
     )
     of_team = ["--team.file", str(team), "--model.base", bases[kind]]
 
@@ -282,7 +282,8 @@ def test_each_command_works_on_a_base_of_a_users_own(kind, bases, tmp_path, monk
     done(train.main, "--run.dir", run, "--run.steps", 2)
     done(evaluate.main, "--run", run, "--limit", 2)
     done(evaluate.main, "--base", bases[kind], *of_team[:2], "--limit", 2)
-    done(imitate.main, *SMALL, *of_team, "--out", tmp_path / "start", "--demonstrations", 4)
+    few = ["--algo.episodes", 2, "--run.steps", 1, "--demonstrations", 4]
+    done(imitate.main, *few, *of_team, "--out", tmp_path / "start")
     monkeypatch.setattr("sys.stdin", io.StringIO("3+4=?\n"))
     assert "3+4=?" in done(chat.main, "--run", run)
     with open_app(run, cli.parse_run(str(run), None, [])) as app:
