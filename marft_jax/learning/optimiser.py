@@ -61,10 +61,9 @@ def apply(
 ) -> tuple[TrainState, dict[str, Stepped]]:
     """Takes a step of the optimiser.
 
-    An adapter or a part of the critic takes no step where a decision's gradient, the sum of them or
-    Adam's direction is not finite; the norm that is reported is NaN then. Nor does an
-    adapter none of whose decisions has an advantage: Adam would take a full step for the entropy
-    bonus or the KL alone.
+    An adapter or a part of the critic takes no step where a decision's gradient, or the sum of
+    them, is not finite; the norm that is reported is NaN then. Nor does an adapter none of whose
+    decisions has an advantage: Adam would take a full step for the entropy bonus or the KL alone.
 
     Args:
         total: of a minibatch: per base, for each place along the mesh's ``data`` axis.
@@ -167,9 +166,9 @@ def _step(
     count_M = jnp.maximum(count_M, 1)
     gradient = jax.tree.map(lambda g: g / per_member(count_M, g), gradient)
     norm_M = jax.vmap(optax.tree.norm)(gradient)
-    updates, new_opt = jax.vmap(optimizer.update)(gradient, opt)
-    is_sound_M = jnp.isfinite(norm_M + jax.vmap(optax.tree.norm)(updates)) & (nonfinite_M == 0)
+    is_sound_M = jnp.isfinite(norm_M) & (nonfinite_M == 0)
     norm_M = jnp.where(is_sound_M, norm_M, jnp.nan)
     moves_M &= is_sound_M
+    updates, new_opt = jax.vmap(optimizer.update)(gradient, opt)
     new = jax.tree.map(lambda x, u: x - lr * (u + decay * x if decay else u), params, updates)
     return choose(new, params), choose(new_opt, opt), norm_M
