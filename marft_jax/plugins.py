@@ -120,7 +120,8 @@ def load_plugin(name: str, what: str, known: Iterable[str], kind: str = "functio
         raise BadInput(f"{what} {name}: cannot import {module_name}: {why}") from error
     found = getattr(module, attribute, None)
     if found is None:
-        raise BadInput(f"{what} {name}: {module.__file__} has no {attribute!r}")
+        where = getattr(module, "__file__", None) or module_name  # built-in modules have no file
+        raise BadInput(f"{what} {name}: {where} has no {attribute!r}")
     return found
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -46,13 +47,16 @@ def _load(name: str) -> tuple[str, Callable[..., Any], float]:
     spelled, weight = match.groups() if match else (name, None)
     found = load_function(spelled, what := "--env.reward", {})
     try:
-        inspect.signature(found).bind("text", {})
-        return f"{what} {spelled}{place(found)}", found, float(weight or 1)
+        scale = float(weight or 1)
+    except ValueError as error:
+        raise BadInput(f"{what}: expected a weight behind *, got {name!r:.80}") from error
+    try:
+        with contextlib.suppress(ValueError):  # Python does not know its signature
+            inspect.signature(found).bind("text", {})
     except TypeError as error:
         wrong = f"{error}{place(found)}"
         raise BadInput(f"{what} {spelled}: expected a function (text, row): {wrong}") from error
-    except ValueError as error:
-        raise BadInput(f"{what}: expected a weight behind *, got {name!r:.80}") from error
+    return f"{what} {spelled}{place(found)}", found, scale
 
 
 def _paid(what: str, function: Callable[..., Any], text: str, row: Mapping[str, Any]) -> float:

@@ -68,8 +68,7 @@ Scores = dict[tuple[str, str], Score]
 
 
 def score(records: Sequence[Record]) -> Score:
-    """Computes the score of a benchmark; pass@k is for k up to the
-    fewest samples of a task."""
+    """Computes the score of a benchmark, with pass@k for k up to the fewest samples of a task."""
     tasks = defaultdict[int, list[Record]](list)
     for record in records:
         tasks[record["index"]].append(record)

@@ -19,7 +19,7 @@ from marft_jax.learning.layers import gae_by_layer
 from marft_jax.learning.moving import moving_advantage, roles
 from marft_jax.learning.normalizers import NORMALIZERS, check_shape, find_normalizer
 from marft_jax.learning.rows import Level
-from marft_jax.learning.siblings import chances
+from marft_jax.learning.siblings import inverse_chances
 from marft_jax.plugins import load_plugin, shown
 
 
@@ -60,7 +60,7 @@ def _minus_baseline(config: Update, chain: Chain, _: Any, baseline_P: np.ndarray
     rule = CREDITS[config.credit]
     if rule.advantage is not None:
         one_of_all = config.branch_at == "random" and not rule.solo
-        return rule.advantage(chain) * (chances(chain) if one_of_all else 1), returns_EJ
+        return rule.advantage(chain) * (inverse_chances(chain) if one_of_all else 1), returns_EJ
     if config.baseline in ("moving", "role"):
         labels_EJ = roles(chain, config.baseline)
         return moving_advantage(returns_EJ, chain, labels_EJ, baseline_P), returns_EJ

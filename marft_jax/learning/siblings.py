@@ -51,7 +51,7 @@ def sibling_advantage(chain: Chain, by_step: bool = False) -> np.ndarray:
     return advantages_EJ * chain.mask_EJ
 
 
-def chances(chain: Chain) -> np.ndarray:
+def inverse_chances(chain: Chain) -> np.ndarray:
     """Number of turns of each chain's trunk, divided by its mean over trunks, ``[E, 1]``.
 
     Where one of T turns was drawn to have branches, T weighs the turn. Else short episodes, such as

@@ -12,6 +12,7 @@ from marft_jax import check, cli
 from marft_jax.config import EnvSettings
 from marft_jax.envs.base import make
 from marft_jax.envs.maths import Settings
+from marft_jax.envs.rewards import weighted_sum
 from marft_jax.errors import BadInput
 from marft_jax.run.inputs import inputs_of
 
@@ -167,3 +168,10 @@ def test_a_changed_function_is_another_input(home):
     assert {"mine.py", "--env.data"} == set(before)
     (home / "mine.py").write_text("def score(text, row):\n    return 0\n")
     assert inputs_of(config)["mine.py"] != before["mine.py"]
+
+
+def test_a_function_without_a_known_signature_is_taken_and_a_module_without_a_file_is_named():
+    assert weighted_sum(["builtins:max*0.5"])
+    for module in ("builtins", "sys", "itertools"):
+        with pytest.raises(BadInput, match=f"--env.reward {module}:no: .*{module}.* has no 'no'"):
+            weighted_sum([f"{module}:no"])
