@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from marft_jax.types import MAIN, Episode, Turn
+from marft_jax.types import Episode, Turn
 
 
 class OfTurn(NamedTuple):
@@ -49,18 +49,6 @@ class Origin(NamedTuple):
     branch_E: np.ndarray
 
 
-class Positions(NamedTuple):
-    """Where the decisions of the links stand in the rows of a batch.
-
-    Attributes:
-        flat_EJ: flat position in the arrays of all bases, one after another.
-        shapes: of each base's array: [U, B, K] at action level, [U, B, A] at token level.
-    """
-
-    flat_EJ: np.ndarray
-    shapes: Mapping[str, tuple[int, ...]]
-
-
 class Chain(NamedTuple):
     """Decisions in acting order, and what is known of each.
 
@@ -72,7 +60,7 @@ class Chain(NamedTuple):
         reward_size_E: sum of the absolute values that a chain's rewards were added up from.
         turn: facts about the turns.
         origin: facts about the chains.
-        positions: the links' places in the rows.
+        number_EJ: number of the link's decision among those of all data (``data.py``).
     """
 
     mask_EJ: np.ndarray
@@ -82,7 +70,7 @@ class Chain(NamedTuple):
     reward_size_E: np.ndarray
     turn: OfTurn
     origin: Origin
-    positions: Positions
+    number_EJ: np.ndarray
 
     @property
     def continues_EJ(self) -> np.ndarray:
@@ -109,31 +97,11 @@ class Chain(NamedTuple):
         """Number of the place (agent, n) of each link's turn: the agent's n-th turn."""
         return self.turn.agent_turn_EJ * (np.max(self.agent_EJ) + 1) + self.agent_EJ
 
-    def gather(self, by_base: Mapping[str, np.ndarray]) -> np.ndarray:
-        """Numbers of decisions in acting order, ``float64 [E, J]``; 0 for padding.
-
-        Args:
-            by_base: numbers of the decisions of each base, ``[U, B, X]``.
-        """
-        flat = np.concatenate([by_base[base].reshape(-1) for base in self.positions.shapes])
-        return np.where(self.mask_EJ > 0, flat.astype(np.float64)[self.positions.flat_EJ], 0)
-
-    def scatter(self, x_EJ: np.ndarray) -> dict[str, np.ndarray]:
-        """Numbers of links where their decisions stand in the rows of each base,
-        ``float32 [U, B, X]``; 0 for padding."""
-        shapes, real_EJ = self.positions.shapes, self.mask_EJ > 0
-        ends = np.cumsum([math.prod(shape) for shape in shapes.values()])
-        flat = np.zeros(ends[-1], np.float32)
-        flat[self.positions.flat_EJ[real_EJ]] = x_EJ[real_EJ]
-        parts = zip(shapes.items(), np.split(flat, ends[:-1]), strict=True)
-        return {base: part.reshape(shape) for (base, shape), part in parts}
-
 
 def make_chain(
     episodes: Sequence[Episode],
     rewards: Sequence[np.ndarray],
-    decisions: Mapping[tuple[int, int], range],
-    shapes: Mapping[str, tuple[int, ...]],
+    numbers: Mapping[tuple[int, int], range],
     reward_sizes: Sequence[float],
 ) -> Chain:
     """Lays the turns' decisions end to end.
@@ -141,18 +109,17 @@ def make_chain(
     Args:
         episodes: finished episodes.
         rewards: of the turns of each episode.
-        decisions: flat positions of the decisions of each (episode, turn), as of ``Positions``.
-        shapes: as of ``Positions``.
+        numbers: numbers of the decisions of each (episode, turn) among those of all data.
         reward_sizes: for each episode, sum of the absolute values behind its rewards.
     """
     chains = chains_of(episodes)
-    spans = [[decisions[e, k] for k in turns] for e, turns in chains]
+    spans = [[numbers[e, k] for k in turns] for e, turns in chains]
     lengths = [[len(span) for span in row] for row in spans]
     mask_EJ = _rows([[1.0] * sum(row) for row in lengths])
 
-    def links(numbers: Sequence[Sequence[float]]) -> np.ndarray:
+    def links(of_turns: Sequence[Sequence[float]]) -> np.ndarray:
         """A number of each turn, at each of its links."""
-        return _rows(list(map(np.repeat, numbers, lengths)))
+        return _rows(list(map(np.repeat, of_turns, lengths)))
 
     rewards_EJ = np.zeros_like(mask_EJ)
     for i, (e, turns) in enumerate(chains):
@@ -167,7 +134,7 @@ def make_chain(
         reward_size_E=np.asarray([reward_sizes[e] for e, _ in chains]),
         turn=OfTurn(*(links([[fact[n] for fact in row] for row in facts]) for n in range(6))),
         origin=origin,
-        positions=Positions(_rows([np.concatenate(row) for row in spans]), shapes),
+        number_EJ=_rows([np.concatenate(row) for row in spans]),
     )
 
 
@@ -182,9 +149,7 @@ def chain_of_turns(
         reward_sizes: as of ``make_chain``; by default nothing was added up to a reward.
     """
     one = {(e, k): range(1) for e, x in enumerate(episodes) for k in range(len(x.turns))}
-    return make_chain(
-        episodes, rewards, one, {MAIN: (1, 1, 1)}, reward_sizes or [0.0] * len(episodes)
-    )
+    return make_chain(episodes, rewards, one, reward_sizes or [0.0] * len(episodes))
 
 
 def chains_of(episodes: Sequence[Episode]) -> list[tuple[int, list[int]]]:

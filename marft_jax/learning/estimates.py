@@ -101,7 +101,7 @@ def estimate(
         largest = returns_EJ.max(where=np.isfinite(returns_EJ), initial=0.0)
         largest *= not is_rounding(largest, chain.reward_size_E.max())
         values_scale = values_scale.update(largest, largest, _SCALE_DECAY)
-        values_EJ = chain.gather(values) * values_scale.mean
+        values_EJ = batch.gather(values) * values_scale.mean
     known_EJ = np.zeros_like(chain.rewards_EJ) if values_EJ is None else values_EJ
     with np.errstate(invalid="ignore", over="ignore"):  # the guard looks for what is not finite
         advantages_EJ, returns_EJ = normalized_advantages(
@@ -164,7 +164,7 @@ def _charge_kl(
             {base: sums_by_turn(x_UBA, batch.rows[base]) for base, x_UBA in by_base.items()}
             for by_base in (kls, squares)
         )
-    kl_EJ, slack_EJ = chain.gather(kls), chain.gather(squares)
+    kl_EJ, slack_EJ = batch.gather(kls), batch.gather(squares)
     kl_EJ = algo.kl_coef * kl_EJ
     size_E = algo.kl_coef * np.sqrt(slack_EJ.sum(1)) / ROUNDING
     return chain._replace(

@@ -229,8 +229,7 @@ class Learner:
         rows = self._microbatches(batch.taught.rows)
         scored = self._logprobs(self._teaching.adapters, rows)
         teacher = {base: np.stack(mesh_lib.fetch(own)) for base, own in scored.items()}
-        student = {base: own.actions.behaviour_BA for base, own in batch.rows.items()}
-        return teacher_advantage(batch.chain, batch.taught, student, teacher)
+        return teacher_advantage(batch, teacher)
 
     def _estimate(
         self,
@@ -267,7 +266,7 @@ class Learner:
         estimates: Estimates,
     ) -> Callable[[str, int], Targets]:
         """Makes the targets of a base's microbatch when they are first asked for."""
-        scatter = batch.chain.scatter
+        scatter = batch.scatter
         advantages, returns = map(scatter, (estimates.advantages_EJ, estimates.targets_EJ))
         weights = [scatter(x_EJ) for x_EJ in estimates.weights]
 

@@ -1,20 +1,18 @@
-"""Packing: which token sequences stand in one row, and which episodes in one block.
-
-Turns of one owner whose token sequences are nested become one sequence. Several sequences are
-packed into a row, where they may share a prefix.
-"""
+"""Packing: which data stand in one row, where they may share a prefix, and which in one block."""
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from itertools import count, pairwise
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 
 from marft_jax.config import Update
+from marft_jax.learning.data import Datum
+from marft_jax.learning.rows import Level, Rows, empty_rows, fill_row
 from marft_jax.parallel.ladder import bucket, round_up
-from marft_jax.types import Episode
 
 # Width of a row, as a multiple of the model's width, at which attention costs as much as all other
 # products: 2.3 on a CPU; 4, because wide rows have less padding.
@@ -26,46 +24,66 @@ _WORTH_IT = 0.95
 _SHORT = 2048
 
 
-class TokenSequence(NamedTuple):
-    """Tokens of a turn, or of nested turns.
+class Packed(NamedTuple):
+    """Data in rows.
 
     Attributes:
-        ids: prompt and action of the last turn.
-        agents: whose turn each token leads to or belongs to.
-        owner: the adapter that all tokens pass through.
-        spans: (episode, turn) of each action, in order.
-        starts: position of the first token of each action.
-        acted: number of tokens of each action that are in the sequence.
+        rows: arrays ``[U, B, ...]`` of U microbatches.
+        units: flat position of each unit of the data, in their order, among those of ``rows``.
+        tokens: that of each learned token.
+        prefix_shared: tokens that data share with others of their row.
     """
 
-    ids: np.ndarray
-    agents: np.ndarray
-    owner: int
-    spans: list[tuple[int, int]]
-    starts: list[int]
-    acted: list[int]
+    rows: Rows[np.ndarray]
+    units: np.ndarray
+    tokens: np.ndarray
+    prefix_shared: int
 
-    @property
-    def read(self) -> int:
-        """Number of tokens without the last token, which predicts nothing."""
-        return len(self.ids) - 1
+    def places(self, level: Level) -> np.ndarray:
+        """Flat positions of the decisions of the data."""
+        return self.units if level == "action" else self.tokens
 
-    @property
-    def sort_key(self) -> bytes:
-        """Sort key that puts sequences which share a prefix side by side."""
-        return np.stack([self.ids, self.agents], axis=1).astype(">u4").tobytes()
 
-    def prompt(self) -> TokenSequence:
-        """Cuts the sequence behind the first token of its last action."""
-        end = self.starts[-1] + 1
-        acted = [*self.acted[:-1], 1]
-        return self._replace(ids=self.ids[:end], agents=self.agents[:end], acted=acted)
+def pack(
+    data: Sequence[Datum],
+    blocks: Sequence[Sequence[int]],
+    config: Update,
+    *,
+    shards: int,
+    rng: np.random.Generator,
+    share: bool,
+    d_model: int,
+) -> Packed:
+    """Packs data into rows.
 
-    def shared_with(self, other: TokenSequence) -> int:
-        """Tokens of the longest prefix that both have."""
-        n = min(self.read, other.read) if self.owner == other.owner else 0
-        same = (self.ids[:n] == other.ids[:n]) & (self.agents[:n] == other.agents[:n])
-        return n if same.all() else int(same.argmin())
+    Args:
+        blocks: numbers of the data of each set of as many microbatches.
+        shards: the rows of a microbatch are a multiple of this.
+        rng: decides which microbatch of a block a row is in.
+        share: data of a row share their prefixes.
+        d_model: width of the base; the rows of a narrow base are less wide.
+    """
+    if share:
+        blocks = [sorted(own, key=lambda i: (data[i].owner, data[i].sort_key)) for own in blocks]
+    packed, width, passes, height = layout(data, blocks, share, config, shards, d_model)
+    counts = np.array([(datum.units[-1] + 1, len(datum.targets)) for datum in data])
+    filled = [counts[row].sum(0) for of_block in packed for row in of_block]
+    units, actions = np.max(filled, axis=0).tolist()
+    tokens, turns = action_slots(actions), bucket(units, least=16, rungs=1)
+    rows = empty_rows((len(blocks) * passes, height), width, tokens, turns)
+    flat = np.zeros(counts.sum(0)[0], int), np.zeros(counts.sum(0)[1], int)
+    ends, sizes = np.cumsum(counts, axis=0), (turns, tokens)
+    for begin, of_block in zip(count(step=passes), packed):
+        for i, row in enumerate(rng.permutation(len(of_block))):
+            at, numbers = (begin + i % passes, i // passes), of_block[row]
+            one = jax.tree.map(lambda x, at=at: x[at], rows)
+            fill_row(one, [data[n] for n in numbers], share)
+            for kind, places in enumerate(flat):
+                spans = zip((ends - counts)[numbers, kind], ends[numbers, kind], strict=True)
+                own = np.concatenate([np.arange(*span) for span in spans])
+                places[own] = (at[0] * height + at[1]) * sizes[kind] + np.arange(len(own))
+    apart = sum(len(datum.ids) for datum in data)
+    return Packed(rows, *flat, apart - int((rows.tokens.owners_BT >= 0).sum()))
 
 
 def known_before(sequences: Sequence[tuple[Any, np.ndarray]]) -> np.ndarray:
@@ -76,40 +94,12 @@ def known_before(sequences: Sequence[tuple[Any, np.ndarray]]) -> np.ndarray:
     keys = [(owner, ids.astype(">u4").tobytes()) for owner, ids in sequences]
     order = sorted(range(len(keys)), key=keys.__getitem__)
     known = np.zeros(len(keys), int)
-    for i, j in itertools.pairwise(order):
+    for i, j in pairwise(order):
         if keys[i][0] == keys[j][0]:
             n = min(len(sequences[i][1]), len(sequences[j][1]))
             same = sequences[i][1][:n] == sequences[j][1][:n]
             known[j] = n if same.all() else same.argmin()
     return known
-
-
-def merge_prefixes(e: int, episode: Episode, owners: Mapping[int, int]) -> list[TokenSequence]:
-    """Makes the sequences of episode e: a turn that continues an earlier turn extends its sequence.
-
-    Args:
-        owners: the adapter of each agent; turns of other agents are left out.
-    """
-    sequences: list[TokenSequence] = []
-    for k, turn in enumerate(episode.turns):
-        if turn.agent not in owners:
-            continue
-        ids, owner = np.concatenate([turn.prompt, turn.action]), owners[turn.agent]
-        agents, start = np.full(len(ids), turn.agent), len(turn.prompt)
-        new = TokenSequence(ids, agents, owner, [(e, k)], [start], [len(turn.action)])
-        for i, known in enumerate(sequences):
-            n = len(known.ids)
-            if known.owner == owner and n <= start and np.array_equal(known.ids, ids[:n]):
-                agents[: n - 1] = known.agents[:-1]
-                sequences[i] = new._replace(
-                    spans=known.spans + new.spans,
-                    starts=known.starts + new.starts,
-                    acted=known.acted + new.acted,
-                )
-                break
-        else:
-            sequences.append(new)
-    return sequences
 
 
 def balance_blocks(
@@ -147,7 +137,7 @@ def balance_blocks(
 class Layout(NamedTuple):
     """Rows of one width; ``passes`` microbatches of ``height`` rows hold a block."""
 
-    packed: list[list[list[TokenSequence]]]  # sequences of each row of each block
+    packed: list[list[list[int]]]  # numbers of the data in each row of each block
     width: int
     passes: int
     height: int
@@ -159,35 +149,39 @@ class Layout(NamedTuple):
 
 
 def layout(
-    blocks: Sequence[Sequence[TokenSequence]],
+    data: Sequence[Datum],
+    blocks: Sequence[Sequence[int]],
     share: bool,
     config: Update,
     shards: int,
     d_model: int,
 ) -> Layout:
-    """Chooses the cheapest rows, each with sequences of one block.
+    """Chooses the cheapest rows, each with data of one block.
 
-    A row is as wide as the longest sequence, or up to four times as wide: short sequences fill a
-    wide row better, and more of them share a prefix. Widths are rungs of a ladder, so that few
-    programs are compiled. Every row is computed as if it had as many action tokens as the fullest
-    row. So rows are limited to the rung that holds the mean, where that costs no more.
+    A row is as wide as the longest datum, or up to four times as wide: short ones fill a wide row
+    better, and more of them share a prefix. Widths are rungs of a ladder, so that few programs are
+    compiled. Every row is computed as if it had as many learned tokens as the fullest row. So rows
+    are limited to the rung that holds the mean, where that costs no more.
+
+    Args:
+        blocks: numbers of the data of each; data that share a prefix are side by side.
     """
-    sequences = [s for block in blocks for s in block]
     shared = [
-        np.array([share and b.shared_with(a) for a, b in itertools.pairwise(block)], int)
+        np.array([share and data[j].shared_with(data[i]) for i, j in pairwise(block)], int)
         for block in blocks
     ]
-    acted = sum(sum(s.acted) for s in sequences)
+    learned = sum(len(data[i].targets) for block in blocks for i in block)
 
-    def at(width: int, most: int = acted) -> Layout:
-        packed = [_pack(x, width, y, most) for x, y in zip(blocks, shared, strict=True) if x]
+    def at(width: int, most: int = learned) -> Layout:
+        both = zip(blocks, shared, strict=True)
+        packed = [_pack(data, x, width, y, most) for x, y in both if x]
         limit = max(1, config.microbatch_tokens // width // shards) * shards
         fullest = max(map(len, packed))
         passes = -(-fullest // limit)
         height = round_up(bucket(-(-fullest // passes), least=1, rungs=2), shards)
         return Layout(packed, width, passes, min(limit, height))
 
-    longest = bucket(max(s.read for s in sequences))
+    longest = bucket(max(len(data[i].ids) for block in blocks for i in block))
     widest = max(2 * longest, min(4 * longest, _SHORT)) if share else 2 * longest
     widest = min(widest, config.microbatch_tokens // shards)
     rungs = 1 if share else 4  # shared prefixes may be cut almost anywhere
@@ -195,26 +189,26 @@ def layout(
     usual, wider = at(longest), [at(width) for width in sorted(widths) if width <= widest]
     best = min(wider, key=lambda layout: layout.cost(d_model), default=usual)
     best = best if best.cost(d_model) < _WORTH_IT * usual.cost(d_model) else usual
-    even = at(best.width, most=action_slots(acted // sum(map(len, best.packed))))
+    even = at(best.width, most=action_slots(learned // sum(map(len, best.packed))))
     return even if even.cost(d_model) <= best.cost(d_model) else best
 
 
 def action_slots(n: int) -> int:
-    """Rung of the ladder of action tokens per row that holds ``n``."""
+    """Rung of the ladder of learned tokens per row that holds ``n``."""
     return bucket(n, least=16, rungs=1)
 
 
 def _pack(
-    sequences: Sequence[TokenSequence], width: int, shared: np.ndarray, most: int
-) -> list[list[TokenSequence]]:
+    data: Sequence[Datum], block: Sequence[int], width: int, shared: np.ndarray, most: int
+) -> list[list[int]]:
     """Packs each, longest first, into the row with the longest shared prefix, else the first fit.
 
     Args:
-        shared: tokens that each sequence and the next share; the sequences are sorted.
-        most: action tokens of a row, if it has more than one sequence.
+        shared: tokens that each datum of the block and the next share.
+        most: learned tokens of a row, if it has more than one datum.
     """
-    read = np.array([s.read for s in sequences])
-    acted = np.array([sum(s.acted) for s in sequences])
+    read = np.array([len(data[i].ids) for i in block])
+    acted = np.array([len(data[i].targets) for i in block])
     most, row_of, rows = max(most, acted.max()), np.full(len(read), -1), list[list[int]]()
     room, spare = np.full(len(read), width), np.full(len(read), most)
     for i in np.argsort(-read, kind="stable").tolist():
@@ -231,4 +225,4 @@ def _pack(
         room[row] -= read[i] - known.max(initial=0)
         spare[row] -= acted[i]
         row_of[i] = row
-    return [[sequences[i] for i in sorted(row)] for row in rows]
+    return [[block[i] for i in sorted(row)] for row in rows]

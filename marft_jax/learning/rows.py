@@ -13,8 +13,7 @@ from typing import Any, Generic, Literal, NamedTuple, TypeVar
 import jax
 import numpy as np
 
-from marft_jax.learning.packing import TokenSequence
-from marft_jax.types import Episode, Turn
+from marft_jax.learning.data import Datum
 
 Level = Literal["action", "token"]
 Array = TypeVar("Array", bound=np.ndarray | jax.Array)
@@ -112,67 +111,36 @@ def empty_rows(shape: tuple[int, ...], tokens: int, actions: int, turns: int) ->
     return rows
 
 
-def fill_row(
-    row: Rows[np.ndarray],
-    sequences: Sequence[TokenSequence],
-    episodes: Sequence[Episode],
-    share: bool,
-    ratio: str,
-) -> dict[tuple[int, int], tuple[int, range]]:
-    """Writes sequences into a row.
+def fill_row(row: Rows[np.ndarray], data: Sequence[Datum], share: bool) -> None:
+    """Writes data into a row, their learned tokens and units in order.
 
     Args:
         row: views of one empty row, without the axis B.
-        sequences: sorted, so that sequences which share a prefix stand side by side.
-        episodes: of the turns in the sequences.
-        share: a prefix that a sequence shares with the one before it is not written again.
-        ratio: ``algo.ratio``.
-
-    Returns:
-        (episode, turn) to the slot of the turn, and the slots of its action tokens.
+        data: sorted, so that those which share a prefix stand side by side.
+        share: a prefix that a datum shares with the one before it is not written again.
     """
-    slots, end, a, k = dict[tuple[int, int], tuple[int, range]](), 0, 0, 0
-    places = np.zeros(0, int)  # where each token of the sequence stands in the row
-    for i, s in enumerate(sequences):
-        known = s.shared_with(sequences[i - 1]) if share and i else 0
-        start, end = end, end + s.read - known
+    end, a, k = 0, 0, 0
+    places = np.zeros(0, int)  # where each token of the datum stands in the row
+    for i, datum in enumerate(data):
+        known = datum.shared_with(data[i - 1]) if share and i else 0
+        start, end = end, end + len(datum.ids) - known
         places = np.concatenate([places[:known], np.arange(start, end)])
-        row.tokens.ids_BT[start:end] = s.ids[known:-1]
-        row.tokens.positions_BT[start:end] = np.arange(known, s.read)
-        row.tokens.owners_BT[start:end] = s.owner
-        row.tokens.agents_BT[start:end] = s.agents[known:-1]
+        row.tokens.ids_BT[start:end] = datum.ids[known:]
+        row.tokens.positions_BT[start:end] = np.arange(known, len(datum.ids))
+        row.tokens.owners_BT[start:end] = datum.owner
+        row.tokens.agents_BT[start:end] = datum.labels[known:]
         row.tokens.last_reader_BT[places] = end - 1
-        for (e, number), first, n in zip(s.spans, s.starts, s.acted, strict=True):
-            predictors = places[first - 1 : first - 1 + n]
-            _fill_turn(row, episodes[e].turns[number], s.owner, k, a, predictors, ratio)
-            slots[e, number] = k, range(a, a + n)
-            a, k = a + n, k + 1
-    return slots
-
-
-def _fill_turn(
-    row: Rows[np.ndarray],
-    turn: Turn,
-    owner: int,
-    k: int,
-    a: int,
-    predictors: np.ndarray,
-    ratio: str,
-) -> None:
-    """Writes a turn into slot k, and its action tokens from slot a on.
-
-    Args:
-        predictors: where the tokens stand that predict the action tokens.
-    """
-    n, words = len(predictors), max(1, len(turn.text.split()))
-    divisor = {"sum": 1, "token": n, "word": words}[ratio]
-    ids, logprobs = turn.action[:n], turn.logprobs[:n]
-    actions = Actions[Any](predictors, ids, 1, logprobs, turn.temperature, turn_BA=k)
-    turns = Turns[Any](predictors[0], 1, turn.agent, owner, divisor, tokens_BK=n)
-    for array, x in zip(row.actions, actions, strict=True):
-        array[a : a + n] = x
-    for array, x in zip(row.turns, turns, strict=True):
-        array[k] = x
+        n, first = len(datum.targets), np.flatnonzero(np.diff(datum.units, prepend=-1))
+        index, learned = places[datum.positions], slice(a, a + n)
+        numbers = index, datum.targets, 1, datum.logprobs, datum.temperature, k + datum.units
+        for array, x in zip(row.actions, numbers, strict=True):
+            array[learned] = x
+        ends, counts = datum.positions[first], np.diff(first, append=n)
+        numbers = places[ends], 1, datum.labels[ends], datum.owner, datum.divisors, counts
+        units = slice(k, k + len(first))
+        for array, x in zip(row.turns, numbers, strict=True):
+            array[units] = x
+        a, k = a + n, k + len(first)
 
 
 def sums_by_turn(x_UBA: np.ndarray, rows: Rows[np.ndarray]) -> np.ndarray:

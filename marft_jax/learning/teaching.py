@@ -16,8 +16,8 @@ import numpy as np
 
 from marft_jax.config import Update
 from marft_jax.errors import BadInput
-from marft_jax.learning.batch import Taught, pack_turns
-from marft_jax.learning.chain import Chain, Positions, chains_of
+from marft_jax.learning.batch import Batch, pack_turns
+from marft_jax.learning.chain import Chain, chains_of
 from marft_jax.models.lora import Adapters
 from marft_jax.models.weights.load import BaseModel
 from marft_jax.team.prompts import Team
@@ -47,7 +47,7 @@ def pack_taught(
     teaching: Teaching,
     config: Update,
     **how: Any,
-) -> Taught:
+) -> Batch:
     """Packs the actions of agents with a teacher behind what the teachers read.
 
     Args:
@@ -60,33 +60,29 @@ def pack_taught(
     shown = [_shown(episode, team, teaching) for episode in episodes]
     _check_answers(shown, team)
     shown = [own if own is not None else episodes[e] for e, own in enumerate(shown)]
-    packed = pack_turns(shown, teaching.owners, config, "token", bases=teaching.on, **how)
-    flat_EJ, mask_EJ = np.zeros_like(chain.positions.flat_EJ), np.zeros_like(chain.mask_EJ)
+    how["bases"] = teaching.on
+    packed, numbers = pack_turns(shown, teaching.owners, config, "token", **how)
+    number_EJ, mask_EJ = np.zeros_like(chain.number_EJ), np.zeros_like(chain.mask_EJ)
     for i, (e, turns) in enumerate(chains_of(episodes)):
         first = 0
         for k in turns:
             end = first + len(episodes[e].turns[k].action)
-            if (own := packed.decisions.get((e, k))) is not None:
-                flat_EJ[i, first:end], mask_EJ[i, first:end] = own, 1
+            if (own := numbers.get((e, k))) is not None:
+                number_EJ[i, first:end], mask_EJ[i, first:end] = own, 1
             first = end
-    positions = Positions(flat_EJ, packed.shapes)
-    return Taught(packed.rows, chain._replace(mask_EJ=mask_EJ, positions=positions))
+    return Batch(*packed, chain._replace(mask_EJ=mask_EJ, number_EJ=number_EJ))
 
 
-def teacher_advantage(
-    chain: Chain,
-    taught: Taught,
-    student: Mapping[str, np.ndarray],
-    teacher: Mapping[str, np.ndarray],
-) -> np.ndarray:
+def teacher_advantage(batch: Batch, teacher: Mapping[str, np.ndarray]) -> np.ndarray:
     """A_j = log p_teacher − log p_student of each sampled token, ``[E, J]``; 0 without a teacher.
 
     Args:
-        student: behaviour log-probs in the rows of each base, ``[U, B, A]``.
-        teacher: log-probs in the rows of ``taught``.
+        teacher: log-probs in the rows of ``batch.taught``.
     """
-    difference_EJ = taught.chain.gather(teacher) - chain.gather(student)
-    return np.where(taught.chain.mask_EJ > 0, difference_EJ, 0)
+    assert batch.taught is not None
+    student = {base: own.actions.behaviour_BA for base, own in batch.rows.items()}
+    difference_EJ = batch.taught.gather(teacher) - batch.gather(student)
+    return np.where(batch.taught.chain.mask_EJ > 0, difference_EJ, 0)
 
 
 def _shown(episode: Episode, team: Team, teaching: Teaching) -> Episode | None:

@@ -18,6 +18,7 @@ from marft_jax.cli import configure
 from marft_jax.config import Algo
 from marft_jax.engine.compiled import Shape
 from marft_jax.engine.engine import Engine
+from marft_jax.learning.batch import Batch
 from marft_jax.learning.chain import Chain, make_chain
 from marft_jax.learning.credit import make_credit, reward_size
 from marft_jax.learning.rows import Level
@@ -313,7 +314,16 @@ def chain(
             start, end = end, end + (1 if level == "action" else len(acted.action))
             decisions[e, k] = range(start, end)
     sizes = [reward_size(whole, algo) for whole in episodes]
-    return make_chain(episodes, rewards, decisions, {MAIN: (1, 1, end)}, sizes)
+    return make_chain(episodes, rewards, decisions, sizes)
+
+
+def places_EJ(batch: Batch) -> np.ndarray:
+    """Flat position of each decision in the rows of the one base, in acting order."""
+    return batch.places[MAIN][batch.chain.number_EJ]
+
+
+def decisions_shape(batch: Batch) -> tuple[int, ...]:
+    return batch.rows[MAIN].decision_mask(batch.level).shape
 
 
 def random_episodes(

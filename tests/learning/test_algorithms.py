@@ -194,9 +194,9 @@ def test_the_chain_runs_across_agents_and_steps_up_to_the_episodes_end(
     algo = Appo(gamma=gamma, gae_lambda=gae_lambda, episodes=3, ratio="sum")
     rewards = small.paid(episodes)
     batch = batch_lib.build(episodes, rewards, (0, 1, 2), algo, algorithm.level)
-    values = rng.normal(size=batch.chain.positions.shapes[MAIN]).astype(np.float32)
+    values = rng.normal(size=small.decisions_shape(batch)).astype(np.float32)
     chain = batch.chain
-    values_EJ = values.reshape(-1)[chain.positions.flat_EJ] * chain.mask_EJ
+    values_EJ = values.reshape(-1)[small.places_EJ(batch)] * chain.mask_EJ
     got = find_algorithm(name).advantages(algo, chain, values_EJ, None)
     for e, (episode, rewards_K) in enumerate(zip(episodes, rewards, strict=True)):
         links = [

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from marft_jax.learning import batch as batch_lib
 from marft_jax.learning import packing
+from marft_jax.learning.data import data_of
 from marft_jax.learning.settings import Appo
 from marft_jax.parallel.ladder import bucket
 from marft_jax.types import MAIN
@@ -27,7 +28,7 @@ def build(episodes, level="action", owners=(0, 1, 2), algo=ALGO, **how):
 def units(x, batch):
     """Numbers of decisions, in acting order: one array per episode."""
     flat, chain = x.reshape(-1), batch.chain
-    return [flat[chain.positions.flat_EJ[e, : int(m.sum())]] for e, m in enumerate(chain.mask_EJ)]
+    return [flat[small.places_EJ(batch)[e, : int(m.sum())]] for e, m in enumerate(chain.mask_EJ)]
 
 
 @pytest.fixture(scope="module")
@@ -193,7 +194,7 @@ def test_a_turn_carries_its_own_numbers(episodes):
             assert units(r.turns.divisor_BK, batch)[e].tolist() == divisor
             assert units(r.turns.tokens_BK, batch)[e].tolist() == lengths
             places = divmod(
-                batch.chain.positions.flat_EJ[e, : len(lengths)], r.turns.prompt_end_BK.shape[-1]
+                small.places_EJ(batch)[e, : len(lengths)], r.turns.prompt_end_BK.shape[-1]
             )[0]
             before = r.tokens.ids_BT.reshape(-1, r.tokens.ids_BT.shape[-1])[
                 places, units(r.turns.prompt_end_BK, batch)[e]
@@ -213,11 +214,11 @@ def test_a_turn_carries_its_own_numbers(episodes):
 
 
 def test_the_prompts_of_nested_turns_reach_to_their_last_ones_first_token():
-    [sequence] = packing.merge_prefixes(0, shared_history(), {0: 0, 1: 0})
-    prompt = sequence.prompt()
-    assert prompt.ids.tolist() == [1, 2, 3, 4, 50, 6, 51, 7]
-    assert prompt.acted == [*sequence.acted[:-1], 1] == [2, 1, 1]
-    assert prompt.agents.tolist() == sequence.agents[:8].tolist()
+    [datum] = data_of([shared_history()], {0: 0, 1: 0}, "sum").data
+    prompt = datum.prompt()
+    assert prompt.ids.tolist() == [1, 2, 3, 4, 50, 6, 51]
+    assert prompt.targets.tolist() == [3, 4, 6, 7] and prompt.units.tolist() == [0, 0, 1, 2]
+    assert prompt.labels.tolist() == datum.labels[:7].tolist()
 
 
 def test_minibatches_have_about_as_many_tokens():
@@ -248,10 +249,10 @@ def test_chains_run_in_acting_order_and_link_every_decision_once(episodes, level
     batch = build(episodes, level)
     chain, r = batch.chain, batch.rows[MAIN]
     mask = r.turns.mask_BK if level == "action" else r.actions.mask_BA
-    linked = chain.positions.flat_EJ[chain.mask_EJ > 0]
+    linked = small.places_EJ(batch)[chain.mask_EJ > 0]
     assert len(set(linked.tolist())) == len(linked) == mask.sum()
     assert (mask.reshape(-1)[linked] == 1).all()
-    assert chain.positions.shapes[MAIN] == mask.shape
+    assert small.decisions_shape(batch) == mask.shape
     for e, episode in enumerate(episodes):
         n = int(chain.mask_EJ[e].sum())
         assert chain.continues_EJ[e].tolist() == [1] * (n - 1) + [0] * (
@@ -334,11 +335,8 @@ def talks(n, group, agents=2, seed=0):
 
 def decisions_of(batch, micros, owners):
     """How many decisions of each adapter these microbatches have."""
-    r, level_is_action = (
-        batch.rows[MAIN],
-        batch.chain.positions.shapes[MAIN] == batch.rows[MAIN].turns.mask_BK.shape,
-    )
-    weight_UBK = r.turns.mask_BK * (1 if level_is_action else r.turns.tokens_BK)
+    r = batch.rows[MAIN]
+    weight_UBK = r.turns.mask_BK * (1 if batch.level == "action" else r.turns.tokens_BK)
     own, weights = r.turns.owner_BK[micros].ravel(), weight_UBK[micros].ravel()
     return np.bincount(own, weights, len(set(owners)))
 
@@ -372,9 +370,7 @@ def test_samples_of_a_task_stay_in_one_minibatch_as_they_share_a_prefix():
         batch = build(episodes, algo=algo, share=True)
         blocks = {}
         for e, episode in enumerate(episodes):
-            micro = np.unravel_index(
-                batch.chain.positions.flat_EJ[e, 0], batch.chain.positions.shapes[MAIN]
-            )[0]
+            micro = np.unravel_index(small.places_EJ(batch)[e, 0], small.decisions_shape(batch))[0]
             block = int(micro) // (len(batch.rows[MAIN].tokens.ids_BT) // batch.blocks)
             blocks.setdefault(episode.group, set()).add(block)
         assert sum(len(found) > 1 for found in blocks.values()) == divided

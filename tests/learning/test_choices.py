@@ -39,7 +39,7 @@ def loss_of(algo, *episodes, behaviour=None):
         batch.rows[MAIN].actions.behaviour_BA[:] = behaviour * batch.rows[MAIN].actions.mask_BA
     means = EMA(np.zeros(2), np.zeros(2)), EMA(np.zeros(()), np.zeros(()))
     algorithm = find_algorithm(algo.name)
-    values = np.zeros(batch.chain.positions.shapes[MAIN], np.float32) if algo.has_critic else None
+    values = np.zeros(small.decisions_shape(batch), np.float32) if algo.has_critic else None
     known = None if values is None else {MAIN: values}
     return estimate(algo, algorithm, 2, batch, known, None, *means).weights, batch.chain
 

@@ -179,10 +179,8 @@ def test_gradients_are_those_of_the_action_tokens_alone(name, ids):
         old,
         weights,
     )
-    advantages = np.zeros(batch.chain.positions.shapes[MAIN], np.float32)
-    links = batch.chain.positions.flat_EJ[
-        batch.chain.mask_EJ > 0
-    ]  # in acting order, like ``turns``
+    advantages = np.zeros(small.decisions_shape(batch), np.float32)
+    links = small.places_EJ(batch)[batch.chain.mask_EJ > 0]  # in acting order, like ``turns``
     starts = [len(t.prompt) - 1 for t in turns]
     flat = [
         w
@@ -230,7 +228,7 @@ def test_a_critic_over_a_base_on_which_nobody_learns_needs_no_pass_through_the_b
     own = settled(config, "appo")
     spec = LearnerSpec(base.graphdef, own, find_algorithm("appo"), agents=2, learns=False)
     rows = jax.tree.map(lambda x: x[0], batch.rows[MAIN])
-    ones = np.ones(batch.chain.positions.shapes[MAIN][1:], np.float32)
+    ones = np.ones(small.decisions_shape(batch)[1:], np.float32)
     scored = Scored(0 * ones, np.tile(ones[..., None], small.CONFIG.d_model))
     targets = gradients.Targets(ones, scored, ones, LossWeights(ones, ones, ones))
 

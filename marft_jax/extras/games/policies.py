@@ -117,7 +117,7 @@ class _Reader:
         batch = self._learner.pack(episodes, zeros, level="action")
         logprobs = self._learner.logprobs(adapters, batch)
         sums = {base: sums_by_turn(own, batch.rows[base]) for base, own in logprobs.items()}
-        rows = zip(batch.chain.gather(sums).tolist(), episodes, strict=True)
+        rows = zip(batch.gather(sums).tolist(), episodes, strict=True)
         return [row[: len(episode.turns)] for row, episode in rows]
 
     def _turn(self, seat: int, state: Any, text: str) -> Turn:

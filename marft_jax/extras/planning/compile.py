@@ -256,7 +256,7 @@ def _learning(run: Run) -> dict[str, Any]:
     frozen = dict(base=run.base, critic=run.state.critic[MAIN])
     policy = dict(base=run.base, adapters=run.state.adapters[MAIN])
     rows, split = _microbatch(run, batch.rows[MAIN]), mesh_lib.rows(run.mesh)
-    shape_BX = batch.chain.positions.shapes[MAIN][1:]
+    shape_BX = batch.rows[MAIN].decision_mask(batch.level).shape[1:]
     numbers_BX: Any = jax.ShapeDtypeStruct(shape_BX, jnp.float32, sharding=split)
     scored = of_base.score.eval_shape(**frozen, r=rows)
     logprobs_BA = of_base.proximal.eval_shape(**policy, r=rows)

@@ -1,0 +1,139 @@
+"""Data: what an update reads, without episodes; and those of a team's episodes.
+
+A ``Datum`` is one token sequence of one adapter, with what a loss reads at each learned position. A
+caller without a team makes them; ``data_of`` makes those of a team.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from types import MappingProxyType
+from typing import NamedTuple
+
+import numpy as np
+
+from marft_jax.types import Episode, Turn
+
+
+class Datum(NamedTuple):
+    """One token sequence of one adapter, and for each of A learned tokens what a loss reads.
+
+    Attributes:
+        owner: number of the adapter, on the base of the policy that reads the datum.
+        ids: the tokens that are read, ``[T]``.
+        positions: where in ``ids`` the token stands that predicts each learned token, ``[A]``.
+        targets: ids of the learned tokens; they need not be the next ones in ``ids``.
+        logprobs: log-probs of the learned tokens under the policy that sampled them; 0 if none did.
+        temperature: that these log-probs and those of the update are at.
+        units: number of the unit that each learned token belongs to, from 0 and not falling. A unit
+            has one ratio and one loss: a turn, or a token.
+        divisors: what the log-prob of each unit is divided by, ``[units]``: 1 or its tokens, say.
+        labels: of each token read, ``[T]``, such as the agent that it leads to or belongs to. Means
+            are taken for each label, and only tokens of one label share a prefix.
+        inputs: numbers by name that the loss reads, for each unit or for each learned token.
+    """
+
+    owner: int
+    ids: np.ndarray
+    positions: np.ndarray
+    targets: np.ndarray
+    logprobs: np.ndarray
+    temperature: np.ndarray
+    units: np.ndarray
+    divisors: np.ndarray
+    labels: np.ndarray
+    inputs: Mapping[str, np.ndarray] = MappingProxyType({})
+
+    @property
+    def sort_key(self) -> bytes:
+        """Sort key that puts data which share a prefix side by side."""
+        ids, labels = np.append(self.ids, self.targets[-1]), np.append(self.labels, self.labels[-1])
+        return np.stack([ids, labels], axis=1).astype(">u4").tobytes()
+
+    def prompt(self) -> Datum:
+        """Cuts the datum behind the first token of its last unit."""
+        n = int(np.searchsorted(self.units, self.units[-1])) + 1
+        end = self.positions[n - 1] + 1
+        learned = (x[:n] for x in self[2:7])
+        return Datum(
+            self.owner, self.ids[:end], *learned, divisors=self.divisors, labels=self.labels[:end]
+        )
+
+    def shared_with(self, other: Datum) -> int:
+        """Tokens of the longest prefix that both have."""
+        n = min(len(self.ids), len(other.ids)) if self.owner == other.owner else 0
+        same = (self.ids[:n] == other.ids[:n]) & (self.labels[:n] == other.labels[:n])
+        return n if same.all() else int(same.argmin())
+
+
+class TeamData(NamedTuple):
+    """Data of a team on one base.
+
+    Attributes:
+        data: the nested turns of an episode are one datum, its units.
+        turns: (episode, turn) of each unit of each datum.
+    """
+
+    data: list[Datum]
+    turns: list[list[tuple[int, int]]]
+
+    def of_episodes(self, block: Collection[int]) -> list[int]:
+        """Numbers of the data of these episodes."""
+        chosen = {*block}
+        return [i for i, [(e, _), *_] in enumerate(self.turns) if e in chosen]
+
+
+def data_of(episodes: Sequence[Episode], owners: Mapping[int, int], ratio: str) -> TeamData:
+    """Makes the data of the agents on one base; a turn that continues an earlier turn of its
+    adapter is in the same datum.
+
+    Args:
+        owners: the adapter of each agent; turns of other agents are left out.
+        ratio: ``algo.ratio``, which says what a unit's log-prob is divided by.
+    """
+    found = TeamData([], [])
+    for e, episode in enumerate(episodes):
+        for numbers in _nested(episode, owners):
+            found.data.append(_datum([episode.turns[k] for k in numbers], owners, ratio))
+            found.turns.append([(e, k) for k in numbers])
+    return found
+
+
+def _nested(episode: Episode, owners: Mapping[int, int]) -> list[list[int]]:
+    """Numbers of turns of one adapter, each of which begins with all tokens of the one before."""
+    found, ends = list[list[int]](), list[tuple[int, np.ndarray]]()
+    for k, turn in enumerate(episode.turns):
+        if turn.agent not in owners:
+            continue
+        owner, prompt = owners[turn.agent], turn.prompt
+        end = owner, np.concatenate([prompt, turn.action])
+        for i, (known, ids) in enumerate(ends):
+            if known == owner and np.array_equal(ids, prompt[: len(ids)]):
+                found[i].append(k)
+                ends[i] = end
+                break
+        else:
+            found.append([k])
+            ends.append(end)
+    return found
+
+
+def _datum(turns: Sequence[Turn], owners: Mapping[int, int], ratio: str) -> Datum:
+    last, lengths = turns[-1], [len(turn.action) for turn in turns]
+    ids = np.concatenate([last.prompt, last.action])[:-1]
+    labels, begin = np.full(len(ids), last.agent), 0
+    for turn in turns[:-1]:  # a token leads to the turn that follows it
+        end = len(turn.prompt) + len(turn.action) - 1
+        labels[begin:end], begin = turn.agent, end
+    words = [max(1, len(turn.text.split())) for turn in turns]
+    return Datum(
+        owner=owners[last.agent],
+        ids=ids,
+        positions=np.concatenate([len(t.prompt) - 1 + np.arange(len(t.action)) for t in turns]),
+        targets=np.concatenate([turn.action for turn in turns]),
+        logprobs=np.concatenate([turn.logprobs for turn in turns]),
+        temperature=np.repeat([turn.temperature for turn in turns], lengths),
+        units=np.repeat(np.arange(len(turns)), lengths),
+        divisors=np.asarray({"sum": [1] * len(turns), "token": lengths, "word": words}[ratio]),
+        labels=labels,
+    )
