@@ -138,10 +138,10 @@ class Subject:
         """Log-probs of actions through the update's forward pass, turn by turn."""
         places = np.arange(len(actions) * _NEW).reshape(len(actions), _NEW)  # rows are packed
         split, scored = mesh_lib.rows(self.mesh), np.zeros(places.shape, np.float32)
-        run, alpha = self._scorer, self._config.lora.alpha
+        run, scale = self._scorer, lora.scale_of(self.adapters, self._config.lora.alpha)
         for rows in microbatches(self._pack(self.episodes(actions, places)).rows[MAIN]):
             with self._precise():
-                found, _ = run(self.base.params, self.adapters, alpha, mesh_lib.put(rows, split))
+                found, _ = run(self.base.params, self.adapters, scale, mesh_lib.put(rows, split))
             there = rows.actions.mask_BA > 0
             scored.flat[rows.actions.behaviour_BA[there].astype(int)] = np.asarray(found)[there]
         return scored

@@ -171,7 +171,7 @@ def programs(
     options = compilation.decode_options(mesh)
 
     def fuse(adapters: lora.Adapters) -> lora.FusedAdapters:
-        fused = lora.fuse(adapters, alpha, dtype)
+        fused = lora.fuse(adapters, lora.scale_of(adapters, alpha), dtype)
         return fused if config.stacked else lora.by_layer(fused, config)
 
     places = mesh_lib.row_shards(mesh)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -28,28 +28,13 @@ from marft_jax.learning.state import EMA
 _SCALE_DECAY = 0.9  # share of the values' scale that stays in each step
 
 
-class LossWeights(NamedTuple):
-    """Weights of the decisions in the policy loss, which is Σ weight·loss / Σ count per adapter.
-
-    Arrays are ``[E, J]`` in acting order, and ``[B, X]`` in the rows of a microbatch.
-
-    Attributes:
-        weight, count: as in the equation.
-        entropy: coefficient of the entropy bonus.
-    """
-
-    weight: Any
-    count: Any
-    entropy: Any
-
-
 class Estimates(NamedTuple):
     """Estimates of each decision, in acting order.
 
     Attributes:
         advantages_EJ: as the losses use them.
         targets_EJ: what the critic learns: returns divided by the values' scale.
-        weights: of each decision in the policy loss.
+        inputs: what the objective reads of each decision, by name: see ``objective.Inputs``.
         values_EJ: the critic's values before the update; None without a critic.
         baseline, values_scale: the moving averages after this step.
         report: metrics.
@@ -57,7 +42,7 @@ class Estimates(NamedTuple):
 
     advantages_EJ: np.ndarray
     targets_EJ: np.ndarray
-    weights: LossWeights
+    inputs: dict[str, np.ndarray]
     values_EJ: np.ndarray | None
     baseline: EMA
     values_scale: EMA
@@ -124,7 +109,7 @@ def estimate(
     return Estimates(
         advantages_EJ,
         targets_EJ=returns_EJ / (values_scale.mean or 1),
-        weights=_loss_weights(algo, batch, agents),
+        inputs={"advantages": advantages_EJ, **_loss_weights(algo, batch, agents)},
         values_EJ=values_EJ,
         baseline=baseline,
         values_scale=values_scale,
@@ -174,8 +159,10 @@ def _charge_kl(
     )
 
 
-def _loss_weights(algo: Update, batch: Batch, agents: int) -> LossWeights:
-    """Chooses the weights that the settings ask for; by default every decision has the weight 1.
+def _loss_weights(algo: Update, batch: Batch, agents: int) -> dict[str, np.ndarray]:
+    """Weights of the decisions in the policy loss, which is Σ weight·loss / Σ count per adapter,
+    and coefficients of the entropy bonus, where the settings ask for one; by default every decision
+    has the weight 1.
 
     ``loss_mean`` ``sequence`` is GRPO's (Shao et al. 2024, equation 3), a number N that of Dr. GRPO
     (arXiv 2503.20783): Σ loss / (N · actions). ``mask_truncated`` is overlong filtering (DAPO,
@@ -191,12 +178,15 @@ def _loss_weights(algo: Update, batch: Batch, agents: int) -> LossWeights:
     if algo.loss_mean != "token":
         count_EJ = one_EJ * chain.weight_EJ
         weight_EJ = count_EJ if algo.loss_mean == "sequence" else one_EJ / algo.loss_mean
-    coef_P = np.full(agents, algo.entropy_coef)
-    if algo.entropy_target is not None:
-        surprises = {base: -rows.actions.behaviour_BA for base, rows in batch.rows.items()}
-        entropy_P = means_by_agent(surprises, batch.rows, agents)
-        coef_P = np.where(entropy_P < algo.entropy_target, coef_P, 0)
-    return LossWeights(weight_EJ, count_EJ, coef_P[chain.agent_EJ])
+    found = {"weights": weight_EJ, "counts": count_EJ}
+    if algo.entropy_coef:
+        coef_P = np.full(agents, algo.entropy_coef)
+        if algo.entropy_target is not None:
+            surprises = {base: -rows.actions.behaviour_BA for base, rows in batch.rows.items()}
+            entropy_P = means_by_agent(surprises, batch.rows, agents)
+            coef_P = np.where(entropy_P < algo.entropy_target, coef_P, 0)
+        found["entropy"] = coef_P[chain.agent_EJ]
+    return found
 
 
 def _explained(values: np.ndarray, returns: np.ndarray, mask: np.ndarray) -> float:

@@ -1,10 +1,9 @@
-"""Losses of one microbatch: gradient sums, and the totals that they and the metrics need."""
+"""Gradient sums of one microbatch, and the totals that they and the metrics need."""
 
 from __future__ import annotations
 
-import dataclasses
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -12,130 +11,190 @@ import jax.numpy as jnp
 
 from marft_jax.learning import critic as critic_lib
 from marft_jax.learning import logprobs, losses
-from marft_jax.learning.estimates import LossWeights
+from marft_jax.learning.objective import (
+    Inputs,
+    Objective,
+    Seen,
+    advantages,
+    measures,
+    objective_of_units,
+)
 from marft_jax.learning.rows import Rows
-from marft_jax.learning.settings import LearnerSettings
-from marft_jax.learning.values import LearnerSpec, Scored, values
+from marft_jax.learning.values import CriticSpec, values
 from marft_jax.models import lora
 from marft_jax.models.decoder import Base
 from marft_jax.parallel import mesh as mesh_lib
 
 
-class Targets(NamedTuple):
-    """Numbers that losses read besides the rows, None where the settings do not ask for them."""
+class PolicySpec(NamedTuple):
+    """Constants of a pass through the adapters of a base.
 
-    advantages_BX: jax.Array  # of each decision
-    scored: Scored  # values and reference log-probs before the update
-    returns_BX: jax.Array  # divided by the values' scale
-    weights: LossWeights  # of the decisions in the policy loss, ``[B, X]``
-    proximal_BA: jax.Array | None = None  # log-probs of the policy at the start of the update
+    Attributes:
+        labels: number of labels, such as agents, for which sums are taken.
+    """
+
+    graphdef: logprobs.Graph
+    objective: Objective
+    labels: int
 
 
-class Totals(NamedTuple):
-    """Sums over the decisions in the rows of one base in a minibatch, to be divided late.
+class Sums(NamedTuple):
+    """Sums over the units of one base in a minibatch, to be divided late.
 
     Attributes:
         gradient: of each adapter.
-        critic_gradient: of each part of the critic.
-        by_adapter: ``[N]``: decisions; ``count``, by which the gradient is divided; KL of the
-            update; decisions with an advantage that counts; tokens whose gradient is not finite.
-        by_agent: ``[P]``: metrics, and how many numbers were not finite.
-        critic_loss: of all decisions.
+        by_adapter: ``[N]``: units; ``count``, by which the gradient is divided; KL of the update;
+            units that move it; tokens whose gradient is not finite.
+        by_label: ``[P]``: units, tokens, and the numbers of ``measures``.
     """
 
     gradient: lora.Adapters
-    critic_gradient: critic_lib.Critic
     by_adapter: dict[str, jax.Array]
-    by_agent: dict[str, jax.Array]
-    critic_loss: jax.Array
+    by_label: dict[str, jax.Array]
 
 
-class Stepped(NamedTuple):
-    """Numbers of one optimiser step of one base."""
+class Valued(NamedTuple):
+    """Numbers that a step of the critic reads.
 
-    by_agent: dict[str, jax.Array]  # as of ``Totals``
-    critic_loss: jax.Array
-    norm_N: jax.Array  # of the gradient of each adapter; not finite where it took no step for that
-    critic_norm_M: jax.Array  # of each part of the critic
+    Attributes:
+        values_BX: before the update.
+        returns_BX: divided by the values' scale.
+        features_BXD: input of a critic without adapters.
+    """
+
+    values_BX: jax.Array
+    returns_BX: jax.Array
+    features_BXD: jax.Array | None
 
 
-_MEANS = ("entropy", "approx_kl", "clip_fraction", "correction_weight")  # over decisions
-_PER_AGENT = ("decisions", *_MEANS, "tokens", "logprob_gap")
-_WATCHED = ("logprobs", "behaviour logprobs", "advantages", "values")  # for what is not finite
-_PER_ADAPTER = ("decisions", "count", "kl", "nonzero_advantages", "nonfinite")
+class CriticSums(NamedTuple):
+    """Sums over the decisions on one base in a minibatch.
+
+    Attributes:
+        gradient: of each part of the critic.
+        loss: of all decisions.
+        decisions_P: of each agent.
+        nonfinite_P: values whose gradient is not finite.
+    """
+
+    gradient: critic_lib.Critic
+    loss: jax.Array
+    decisions_P: jax.Array
+    nonfinite_P: jax.Array
 
 
-def zeros(
-    places: int,
-    agents: int,
-    adapters: Mapping[str, lora.Adapters],
-    critic: Mapping[str, critic_lib.Critic],
-) -> dict[str, Totals]:
-    """Totals of no microbatch for each base, for each place along the mesh's ``data`` axis."""
-    found = dict[str, Totals]()
-    by_agent: dict[str, jax.Array] = dict.fromkeys((*_PER_AGENT, *_WATCHED), jnp.zeros(agents))
-    for base, own in adapters.items():
-        by_adapter: dict[str, jax.Array] = dict.fromkeys(
-            _PER_ADAPTER, jnp.zeros(lora.shape_of(own)[0])
-        )
-        found[base] = Totals(own, critic[base], by_adapter, by_agent, jnp.zeros(()))
-    return jax.tree.map(lambda x: jnp.zeros((places, *x.shape), x.dtype), found)
+_BY_ADAPTER = ("units", "count", "kl", "moving", "nonfinite")
+
+
+def no_sums(spec: PolicySpec, places: int, adapters: lora.Adapters) -> Sums:
+    """Sums over no unit, for each place along the mesh's ``data`` axis."""
+    names = "units", "tokens", *measures(spec.objective)
+    none_N, none_P = jnp.zeros(lora.shape_of(adapters)[0]), jnp.zeros(spec.labels)
+    by_adapter = {name: none_N for name in _BY_ADAPTER}
+    return _nothing(places, Sums(adapters, by_adapter, {name: none_P for name in names}))
+
+
+def no_critic_sums(agents: int, places: int, critic: critic_lib.Critic) -> CriticSums:
+    """Sums over no decision, for each place along the mesh's ``data`` axis."""
+    none_P = jnp.zeros(agents)
+    return _nothing(places, CriticSums(critic, jnp.zeros(()), none_P, none_P))
+
+
+def _nothing(places: int, tree: Any) -> Any:
+    return jax.tree.map(lambda x: jnp.zeros((places, *x.shape), x.dtype), tree)
 
 
 def accumulate(
-    spec: LearnerSpec,
+    spec: PolicySpec,
     places: int,
     *,
     base: Base,
     adapters: lora.Adapters,
-    critic: critic_lib.Critic,
+    scale: jax.Array | float,
     rows: Rows[jax.Array],
-    targets: Targets,
-    total: Totals,
-) -> Totals:
-    """Adds a microbatch's gradient sums and totals.
+    inputs: Inputs,
+    sums: Sums,
+) -> tuple[Sums, tuple[jax.Array, jax.Array]]:
+    """Adds a microbatch's gradient sums; returns them, with the log-probs of its learned tokens and
+    the losses of its units.
 
     Each place along the mesh's ``data`` axis, and so each process, sums up the gradients of its own
     rows, on a leading axis that is split over the places; they meet once for each step of the
     optimiser.
     """
-    r, t = jax.tree.map(lambda x: x.reshape(places, -1, *x.shape[1:]), (rows, targets))
-    everywhere = jax.vmap(
-        lambda r, t: gradients(spec, base, adapters, critic, r, t),
-        axis_name=mesh_lib.PLACES,
-        spmd_axis_name="data",
-    )
-    return jax.tree.map(jnp.add, total, everywhere(r, t))
+    one = functools.partial(gradients, spec, base, adapters, scale)
+    more, seen = _at_each_place(one, places, rows, inputs)
+    told = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), (seen.logprobs_BA, seen.loss_BX))
+    return jax.tree.map(jnp.add, sums, more), told
+
+
+def accumulate_values(
+    spec: CriticSpec,
+    places: int,
+    *,
+    base: Base,
+    critic: critic_lib.Critic,
+    rows: Rows[jax.Array],
+    valued: Valued,
+    sums: CriticSums,
+) -> CriticSums:
+    """Adds a microbatch's gradient sums of the critic; see ``accumulate``."""
+    one = functools.partial(value_gradients, spec, base, critic)
+    return jax.tree.map(jnp.add, sums, _at_each_place(one, places, rows, valued))
+
+
+def _at_each_place(run: Callable[..., Any], places: int, *of_rows: Any) -> Any:
+    split = jax.tree.map(lambda x: x.reshape(places, -1, *x.shape[1:]), of_rows)
+    return jax.vmap(run, axis_name=mesh_lib.PLACES, spmd_axis_name="data")(*split)
 
 
 def gradients(
-    spec: LearnerSpec,
+    spec: PolicySpec,
     base: Base,
     adapters: lora.Adapters,
+    scale: jax.Array | float,
+    r: Rows[jax.Array],
+    inputs: Inputs,
+) -> tuple[Sums, Seen]:
+    """Computes the sums of one microbatch."""
+
+    def loss(hidden_BAD: jax.Array) -> tuple[jax.Array, Seen]:
+        scored = logprobs.score_actions(
+            spec.graphdef, base, hidden_BAD, r, "entropy" in inputs.units
+        )
+        seen = objective_of_units(spec.objective, r, inputs, *scored)
+        mask_BX = r.decision_mask(spec.objective.level)
+        return jnp.sum(seen.loss_BX * inputs.units["weights"] * mask_BX), seen
+
+    with jax.named_scope("policy"):
+        states = functools.partial(logprobs.policy_states, spec.graphdef, base, scale=scale, r=r)
+        gradient, left_BA, (_, seen) = _isolated(states, loss, adapters)
+    by_adapter = _sums_by_adapter(spec, seen, left_BA, r, lora.shape_of(adapters)[0])
+    return Sums(gradient, by_adapter, _sums_by_label(spec, seen, r)), seen
+
+
+def value_gradients(
+    spec: CriticSpec,
+    base: Base,
     critic: critic_lib.Critic,
     r: Rows[jax.Array],
-    t: Targets,
-) -> Totals:
-    """Computes the totals of one microbatch."""
-    with jax.named_scope("policy"):
-        if spec.learns:
-            how = {"alpha": spec.settings.lora.alpha, "r": r}
-            states = functools.partial(logprobs.policy_states, spec.graphdef, base, **how)
-            policy = functools.partial(_policy_loss, spec, base, r=r, t=t)
-            grad_policy, left_BA, (_, (logprobs_BA, seen)) = _isolated(states, policy, adapters)
-            seen |= {"nonfinite": left_BA}
-        else:
-            grad_policy = jax.tree.map(jnp.zeros_like, adapters)
-            logprobs_BA, seen = _seen_without_a_pass(spec, r)
-    critic_loss, grad_critic, unvalued_BX = jnp.zeros(()), critic, jnp.zeros_like(t.advantages_BX)
-    if t.scored.values_BX is not None:
-        with jax.named_scope("critic"):
-            value = functools.partial(values, spec, base, r=r, features_BXD=t.scored.features_BXD)
-            error = functools.partial(_value_loss, spec, r=r, t=t)
-            grad_critic, unvalued_BX, (critic_loss, _) = _isolated(value, error, critic)
-    by_adapter = _sums_by_adapter(spec, seen, r, t, lora.shape_of(adapters)[0])
-    by_agent = _sums_by_agent(spec, logprobs_BA, seen, r, t, unvalued_BX)
-    return Totals(grad_policy, grad_critic, by_adapter, by_agent, critic_loss)
+    valued: Valued,
+) -> CriticSums:
+    """Computes the sums of one microbatch of the critic's error."""
+    algo, level = spec.settings.algo, spec.algorithm.level
+    mask_BX, agent_BX, _ = logprobs.decision_labels(r, level)
+
+    def loss(values_BX: jax.Array) -> tuple[jax.Array, None]:
+        error_BX = losses.value_loss(
+            values_BX, valued.values_BX, valued.returns_BX, algo.value_clip, algo.huber_delta
+        )
+        return jnp.sum(error_BX * mask_BX), None
+
+    with jax.named_scope("critic"):
+        value = functools.partial(values, spec, base, r=r, features_BXD=valued.features_BXD)
+        gradient, left_BX, (error, _) = _isolated(value, loss, critic)
+    by_agent = _sums_by(agent_BX, mask_BX, spec.agents)
+    return CriticSums(gradient, error, by_agent(jnp.ones_like(mask_BX)), by_agent(left_BX))
 
 
 def _isolated(
@@ -158,167 +217,38 @@ def _isolated(
     return gradient, broken.reshape(y.shape[:2]), found
 
 
-def _seen_without_a_pass(
-    spec: LearnerSpec, r: Rows[jax.Array]
-) -> tuple[jax.Array, dict[str, jax.Array]]:
-    """What ``_policy_loss`` returns besides the loss, for a base on which nobody learns: the
-    log-probs of sampling, and zeros for metrics that only a pass through the base would give."""
-    mask_BX, _, _ = logprobs.decision_labels(r, spec.algorithm.level)
-    seen: dict[str, jax.Array] = dict.fromkeys(_MEANS, jnp.zeros_like(mask_BX))
-    return r.actions.behaviour_BA, seen | {"nonfinite": jnp.zeros_like(r.actions.mask_BA)}
-
-
 def _sums_by(labels: jax.Array, mask: jax.Array, size: int) -> Callable[[jax.Array], jax.Array]:
     """Sums up the numbers of each label; a NaN is in no other label's sum."""
     is_own = jax.nn.one_hot(labels, size, dtype=bool) & (mask[..., None] > 0)
     return lambda x: jnp.where(is_own, x[..., None], 0).sum((0, 1), dtype=jnp.float32)
 
 
-def _policy_loss(
-    spec: LearnerSpec, base: Base, hidden_BAD: jax.Array, *, r: Rows[jax.Array], t: Targets
-) -> tuple[jax.Array, tuple[jax.Array, dict[str, jax.Array]]]:
-    """Σ over decisions of correction · policy loss − entropy_coef · entropy + kl_coef · KL.
-
-    Args:
-        hidden_BAD: last hidden states of the policy where action tokens are predicted.
-
-    Returns:
-        (loss, (logprobs_BA, numbers of each decision that metrics are means of)).
-    """
-    settings, algo, level = spec.settings, spec.settings.algo, spec.algorithm.level
-    mask_BX, _, _ = logprobs.decision_labels(r, level)
-    logprobs_BA, entropy_BA = logprobs.score_actions(
-        spec.graphdef, base, hidden_BAD, r, algo.entropy_coef != 0
-    )
-
-    def log_prob(x_BA: jax.Array) -> jax.Array:
-        return logprobs.per_decision(x_BA, r, level, r.turns.divisor_BK)
-
-    def mean(x_BA: jax.Array) -> jax.Array:
-        return logprobs.per_decision(x_BA, r, level, r.turns.tokens_BK)
-
-    new_BX, old_BX = log_prob(logprobs_BA), log_prob(r.actions.behaviour_BA)
-    correction_BX = jnp.ones_like(mask_BX)
-    if t.proximal_BA is not None:
-        behaviour_BX, old_BX = old_BX, log_prob(t.proximal_BA)
-        stale = (old_BX, behaviour_BX)
-        if algo.correction_of == "sequence":  # the log-probs of an action, for all its tokens
-            old, behaviour = t.proximal_BA, r.actions.behaviour_BA
-            stale = (logprobs.turn_sums(old, r), logprobs.turn_sums(behaviour, r))
-        correction_BX = losses.correction_weight(
-            *stale, settings.correction, algo.correction_cap, algo.correction_floor
-        )
-    loss_BX = spec.algorithm.policy_loss(algo, new_BX, old_BX, t.advantages_BX) * correction_BX
-    entropy_BX = mean(entropy_BA)
-    loss_BX = loss_BX - t.weights.entropy * entropy_BX
-    if algo.kl_in == "loss" and t.scored.reference_BA is not None:
-        kl_BA = losses.reference_kl(logprobs_BA, t.scored.reference_BA, algo.estimator)
-        loss_BX = loss_BX + algo.kl_coef * mean(kl_BA * r.actions.mask_BA)
-    loss_BX += jnp.where(jnp.isfinite(loss_BX), 0, jnp.nan) * new_BX  # its gradient is not finite
-    seen = {
-        "entropy": entropy_BX,
-        "approx_kl": losses.approx_kl(new_BX, old_BX),
-        "clip_fraction": losses.clip_fraction(new_BX, old_BX, algo.clip, algo.clip_high),
-        "correction_weight": correction_BX,
-    }
-    return jnp.sum(loss_BX * t.weights.weight * mask_BX), (logprobs_BA, seen)
-
-
-def _value_loss(
-    spec: LearnerSpec, values_BX: jax.Array, *, r: Rows[jax.Array], t: Targets
-) -> tuple[jax.Array, None]:
-    """Sum over decisions of the critic's error."""
-    assert t.scored.values_BX is not None
-    algo, level = spec.settings.algo, spec.algorithm.level
-    mask_BX, _, _ = logprobs.decision_labels(r, level)
-    error_BX = losses.value_loss(
-        values_BX, t.scored.values_BX, t.returns_BX, algo.value_clip, algo.huber_delta
-    )
-    return jnp.sum(error_BX * mask_BX), None
-
-
 def _sums_by_adapter(
-    spec: LearnerSpec, seen: dict[str, jax.Array], r: Rows[jax.Array], t: Targets, adapters: int
+    spec: PolicySpec, seen: Seen, left_BA: jax.Array, r: Rows[jax.Array], adapters: int
 ) -> dict[str, jax.Array]:
-    """Sums up the numbers of a microbatch's decisions by adapter."""
-    mask_BX, _, owner_BX = logprobs.decision_labels(r, spec.algorithm.level)
-    by_owner = _sums_by(owner_BX, mask_BX, adapters)
+    """Sums up the numbers of a microbatch's units by adapter."""
+    mask_BX, _, owner_BX = logprobs.decision_labels(r, spec.objective.level)
+    by_owner, units = _sums_by(owner_BX, mask_BX, adapters), seen.inputs.units
     by_token = _sums_by(logprobs.of_turn(r.turns.owner_BK, r), r.actions.mask_BA, adapters)
-    advantages_BX = t.advantages_BX * t.weights.weight * seen["correction_weight"]
+    moving_BX = advantages(seen.inputs) * units["weights"] * seen.correction_BX
     return {
-        "decisions": by_owner(jnp.ones_like(mask_BX)),
-        "count": by_owner(t.weights.count),
-        "kl": by_owner(seen["approx_kl"]),
-        "nonzero_advantages": by_owner(advantages_BX != 0),
-        "nonfinite": by_token(seen["nonfinite"]),
+        "units": by_owner(jnp.ones_like(mask_BX)),
+        "count": by_owner(units["counts"]),
+        "kl": by_owner(losses.approx_kl(seen.new_BX, seen.old_BX)),
+        "moving": by_owner(moving_BX != 0),
+        "nonfinite": by_token(left_BA),
     }
 
 
-def _sums_by_agent(
-    spec: LearnerSpec,
-    logprobs_BA: jax.Array,
-    seen: dict[str, jax.Array],
-    r: Rows[jax.Array],
-    t: Targets,
-    unvalued_BX: jax.Array,
-) -> dict[str, jax.Array]:
-    """Sums up the numbers of a microbatch's decisions by agent."""
-    mask_BX, agent_BX, _ = logprobs.decision_labels(r, spec.algorithm.level)
-    by_agent = _sums_by(agent_BX, mask_BX, spec.agents)
-    by_token = _sums_by(logprobs.token_agents(r), r.actions.mask_BA, spec.agents)
-    return {name: by_agent(seen[name]) for name in _MEANS} | {
-        "decisions": by_agent(jnp.ones_like(mask_BX)),
+def _sums_by_label(spec: PolicySpec, seen: Seen, r: Rows[jax.Array]) -> dict[str, jax.Array]:
+    """Sums up the numbers of a microbatch's units and tokens by label."""
+    mask_BX, label_BX, _ = logprobs.decision_labels(r, spec.objective.level)
+    by_unit = _sums_by(label_BX, mask_BX, spec.labels)
+    by_token = _sums_by(logprobs.token_agents(r), r.actions.mask_BA, spec.labels)
+    found = {
+        "units": by_unit(jnp.ones_like(mask_BX)),
         "tokens": by_token(jnp.ones_like(r.actions.mask_BA)),
-        "logprob_gap": by_token(jnp.abs(logprobs_BA - r.actions.behaviour_BA)),
-        "logprobs": by_token(~jnp.isfinite(logprobs_BA)),
-        "behaviour logprobs": by_token(~jnp.isfinite(r.actions.behaviour_BA)),
-        "advantages": by_agent(~jnp.isfinite(t.advantages_BX)),
-        "values": by_agent(unvalued_BX),
     }
-
-
-def report(
-    settings: LearnerSettings,
-    owners: Sequence[tuple[str, int]],
-    stepped: Sequence[Mapping[str, Stepped]],
-) -> dict[str, Any]:
-    """Metrics of a training step, per agent: means over all minibatches.
-
-    ``logprob_gap`` is that of the first minibatch. ``decisions`` and ``decisions_min`` are the mean
-    and the smallest number of decisions behind an optimiser step. Agents that share an adapter
-    report the same ``grad_norm``.
-
-    Args:
-        owners: the base of each agent, and the number of its adapter there.
-        stepped: what ``optimiser.apply`` returned for each minibatch.
-    """
-    bases: dict[str, Stepped] = jax.tree.map(lambda *x: jnp.stack(x), *stepped)
-    team = [(own.by_agent, own.critic_loss) for own in bases.values()]
-    sums, critic_loss = functools.reduce(functools.partial(jax.tree.map, jnp.add), team)
-    first, total = (jax.tree.map(pick, sums) for pick in (lambda x: x[0], lambda x: x.sum(0)))
-    norms = jnp.stack([bases[base].norm_N[:, n] for base, n in owners], axis=1)
-    critic_norms = jnp.concatenate([own.critic_norm_M for own in bases.values()], axis=1)
-    nonfinite = {name: sums[name] for name in _WATCHED} | {
-        "gradient": ~jnp.isfinite(norms),
-        "critic gradient": ~jnp.isfinite(critic_norms).all(1),
-    }
-    decisions_P = jnp.maximum(total["decisions"], 1)
-    numbers = {name: total[name] / decisions_P for name in _MEANS}
-    numbers |= {
-        "decisions": sums["decisions"].mean(0),
-        "decisions_min": sums["decisions"].min(0),
-        "logprob_gap": first["logprob_gap"] / jnp.maximum(first["tokens"], 1),
-        "grad_norm": norms.mean(0),
-        "nonfinite": {name: x.sum(0) for name, x in nonfinite.items()},
-    }
-    if settings.correction == "none":
-        del numbers["correction_weight"]
-    if "clip" not in {field.name for field in dataclasses.fields(settings.algo)}:
-        del numbers["clip_fraction"]
-    if settings.critic is not None:
-        decisions = jnp.maximum(total["decisions"].sum(), 1)
-        numbers |= {
-            "critic/loss": critic_loss.sum(0) / decisions,
-            "critic/grad_norm": critic_norms.mean(),
-        }
-    return numbers
+    for name, measure in measures(spec.objective).items():
+        found[name] = (by_token if measure.tokens else by_unit)(measure.of(seen))
+    return found

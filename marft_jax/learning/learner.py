@@ -1,15 +1,16 @@
 """Update of a team: values and advantages of a batch, then epochs of policy gradients.
 
-Its compiled functions are of one microbatch (``score``, ``accumulate``) and of one optimiser step
-(``apply``); between them is a loop in Python that a reader can follow. ``README.md`` lists where it
-differs from the papers and from the first MARFT release.
+Its compiled functions are of one microbatch (``score``, ``forward``, ``accumulate``) and of one
+optimiser step (``optim_step``); between them is a loop in Python that a reader can follow.
+``README.md`` lists where it differs from the papers and from the first MARFT release.
 """
 
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -20,15 +21,18 @@ from marft_jax import random_keys
 from marft_jax.learning import batch as batch_lib
 from marft_jax.learning.algorithms import Algorithm
 from marft_jax.learning.cells import ROUNDING
-from marft_jax.learning.estimates import Estimates, LossWeights, estimate
-from marft_jax.learning.gradients import Targets
+from marft_jax.learning.estimates import Estimates, estimate
+from marft_jax.learning.gradients import CriticSums, Sums, Valued
 from marft_jax.learning.logprobs import dtype_of
+from marft_jax.learning.objective import Inputs
+from marft_jax.learning.optimiser import Adam, adam, rate_factor
 from marft_jax.learning.programs import programs
+from marft_jax.learning.reported import Stepped
 from marft_jax.learning.rows import Level, Rows, means_by_agent
 from marft_jax.learning.settings import LearnerSettings
 from marft_jax.learning.state import TrainState
 from marft_jax.learning.teaching import Teaching, pack_taught, teacher_advantage
-from marft_jax.learning.values import Scored, reads_base, reads_prompts, updated_bases
+from marft_jax.learning.values import Scored, reads_base, reads_prompts
 from marft_jax.models import lora
 from marft_jax.models.weights.load import BaseModel
 from marft_jax.parallel import mesh as mesh_lib
@@ -115,36 +119,20 @@ class Learner:
         Returns:
             (state, estimates, metrics); the metrics are still on the device.
         """
-        taught_EJ = self._teach(batch)
         rows, scored = self._score(state, batch)
-        references = {b: p.reference for b, p in state.policies.items() if p.reference}
-        for base, own in self._logprobs(references, rows).items():
-            both = zip(scored[base], own, strict=True)
-            scored[base] = [s._replace(reference_BA=reference_BA) for s, reference_BA in both]
-        corrects = self._settings.correction != "none"
-        learning = {base: state.adapters[base] for base in self._team.learning_bases}
-        present = self._logprobs(learning if corrects else {}, rows)
-        estimates = self._estimate(state, batch, scored, taught_EJ)
-        targets = self._targets(batch, scored, present, estimates)
+        estimates, lr_scale = self._estimate(state, batch, scored)
+        data = self._data(batch, rows, scored, estimates)
+        how = self._how(step, lr_scale)
         averages = estimates.baseline, estimates.values_scale
         baseline, scale = jax.device_put(averages, mesh_lib.replicated(self._mesh))
         past, state = state.past, state._replace(baseline=baseline, values_scale=scale, past=())
-        trainable, stepped = self.trainable(step), []
-        updated = updated_bases(self._settings, self._team)
-        learned = {base: own for base, own in rows.items() if base in updated}
-        for minibatch in self._order(step, learned, batch.blocks):
-            total = self._run.zeros(state.adapters, state.critic)
+        stepped = list[Stepped]()
+        for minibatch in self._order(step, rows, batch.blocks):
+            sums = self._no_sums(state)
             for base, u in minibatch:
                 check()
-                total[base] = self._run.bases[base].accumulate(
-                    base=self._params[base],
-                    adapters=state.policies[base].adapters,
-                    critic=state.critic[base],
-                    rows=rows[base][u],
-                    targets=targets(base, u),
-                    total=total[base],
-                )
-            state, numbers = self._run.apply(state=state, total=total, trainable=trainable)
+                sums[base] = self._forward_backward(state, base, data(base, u), sums[base])
+            state, numbers = self._optim_step(state, sums, how)
             stepped.append(numbers)
         report = self._run.report(stepped)
         state = state._replace(step=state.step + 1, past=past)
@@ -162,7 +150,7 @@ class Learner:
     ) -> dict[str, np.ndarray]:
         """Log-probs of the actions in each base's rows under these adapters, ``[U, B, A]`` on the
         host; nothing is learned."""
-        logprobs = self._logprobs(adapters, self._microbatches(batch.rows))
+        logprobs = self._forward(adapters, self._microbatches(batch.rows))
         return {base: np.stack(mesh_lib.fetch(own)) for base, own in logprobs.items()}
 
     def trainable(self, step: int) -> dict[str, np.ndarray]:
@@ -183,8 +171,22 @@ class Learner:
     def _score(
         self, state: TrainState, batch: batch_lib.Batch
     ) -> tuple[dict[str, list[Rows[jax.Array]]], dict[str, list[Scored]]]:
-        """Places the microbatches of each base, and computes values, features and reference
-        log-probs."""
+        """Places the microbatches of each base, and computes what is known of them before the
+        update: values, features and log-probs."""
+        rows, scored = self._read_bases(state, batch)
+        references = {b: p.reference for b, p in state.policies.items() if p.reference}
+        corrects = self._settings.correction != "none"
+        present = {b: state.adapters[b] for b in self._team.learning_bases if corrects}
+        for name, adapters in (("reference_BA", references), ("present_BA", present)):
+            for base, own in self._forward(adapters, rows).items():
+                both = zip(scored[base], own, strict=True)
+                scored[base] = [known._replace(**{name: x_BA}) for known, x_BA in both]
+        return rows, scored
+
+    def _read_bases(
+        self, state: TrainState, batch: batch_lib.Batch
+    ) -> tuple[dict[str, list[Rows[jax.Array]]], dict[str, list[Scored]]]:
+        """Places the microbatches of each base, and reads the critic and the bases."""
         prompts = batch.prompts
         read = batch.rows if prompts is None else {base: own.rows for base, own in prompts.items()}
         rows = self._microbatches(read)
@@ -204,84 +206,149 @@ class Learner:
         rows = self._microbatches(batch.rows)  # in the meantime
         return rows, {base: _turns_of(own, scored[base]) for base, own in prompts.items()}
 
-    def _logprobs(
+    def _forward(
         self,
         adapters: Mapping[str, lora.Adapters | None],
         rows: Mapping[str, Sequence[Rows[jax.Array]]],
     ) -> dict[str, list[jax.Array]]:
-        """Log-probs of the actions in each base's rows under these adapters, before the update:
-        under the present ones, where stale samples are corrected, or under a KL's reference."""
-        return {
-            base: [
-                self._run.bases[base].proximal(
-                    base=self._params[base], adapters=adapters[base], r=micro
-                )
-                for micro in own
-            ]
-            for base, own in rows.items()
-            if base in adapters
-        }
+        """Log-probs of the actions in each base's rows under these adapters."""
+        found = dict[str, list[jax.Array]]()
+        for base, own in rows.items():
+            if base in adapters:
+                run, how = self._run.bases[base].forward, self._policy(base, adapters[base])
+                found[base] = [run(**how, r=micro) for micro in own]
+        return found
 
-    def _teach(self, batch: batch_lib.Batch) -> np.ndarray | None:
-        """Computes the advantages from teachers; None without any."""
-        if batch.taught is None or self._teaching is None:
-            return None
-        rows = self._microbatches(batch.taught.rows)
-        scored = self._logprobs(self._teaching.adapters, rows)
-        teacher = {base: np.stack(mesh_lib.fetch(own)) for base, own in scored.items()}
-        return teacher_advantage(batch, teacher)
+    def _policy(self, base: str, adapters: lora.Adapters | None) -> dict[str, Any]:
+        """A base with these adapters, as the compiled functions take it."""
+        scale = lora.scale_of(adapters, self._settings.lora.alpha) if adapters else 1.0
+        return {"base": self._params[base], "adapters": adapters, "scale": np.float32(scale)}
 
     def _estimate(
-        self,
-        state: TrainState,
-        batch: batch_lib.Batch,
-        scored: Mapping[str, Sequence[Scored]],
-        taught_EJ: np.ndarray | None,
-    ) -> Estimates:
-        """Computes advantages and returns, on the host."""
+        self, state: TrainState, batch: batch_lib.Batch, scored: Mapping[str, Sequence[Scored]]
+    ) -> tuple[Estimates, float]:
+        """Computes advantages and returns, on the host; also fetches the scale of the rates."""
 
         def host(name: str) -> dict[str, np.ndarray] | None:
             parts = {base: [getattr(s, name) for s in own] for base, own in scored.items()}
             known = {base: own for base, own in parts.items() if own[0] is not None}
             return {b: np.stack(mesh_lib.fetch(own)) for b, own in known.items()} or None
 
+        taught_EJ = self._teach(batch)
+        averages = mesh_lib.fetch((state.baseline, state.values_scale, state.lr_scale))
         epsilon = max(float(jnp.finfo(dtype_of(self._params[base])).eps) for base in scored)
-        return estimate(
+        estimates = estimate(
             self._settings.algo,
             self._algorithm,
             len(self._team.profiles),
             batch,
             host("values_BX"),
             host("reference_BA"),
-            *mesh_lib.fetch((state.baseline, state.values_scale)),
+            *averages[:2],
             rounding=max(ROUNDING, 2 * epsilon),
             taught_EJ=taught_EJ,
         )
+        return estimates, averages[2]
 
-    def _targets(
+    def _teach(self, batch: batch_lib.Batch) -> np.ndarray | None:
+        """Computes the advantages from teachers; None without any."""
+        if batch.taught is None or self._teaching is None:
+            return None
+        rows = self._microbatches(batch.taught.rows)
+        scored = self._forward(self._teaching.adapters, rows)
+        teacher = {base: np.stack(mesh_lib.fetch(own)) for base, own in scored.items()}
+        return teacher_advantage(batch, teacher)
+
+    def _data(
         self,
         batch: batch_lib.Batch,
+        rows: Mapping[str, Sequence[Rows[jax.Array]]],
         scored: Mapping[str, Sequence[Scored]],
-        present: Mapping[str, Sequence[jax.Array]],
         estimates: Estimates,
-    ) -> Callable[[str, int], Targets]:
-        """Makes the targets of a base's microbatch when they are first asked for."""
-        scatter = batch.scatter
-        advantages, returns = map(scatter, (estimates.advantages_EJ, estimates.targets_EJ))
-        weights = [scatter(x_EJ) for x_EJ in estimates.weights]
+    ) -> Callable[[str, int], _Data]:
+        """Puts what the losses of a base's microbatch read on the mesh, when it is first asked
+        for."""
+        inputs = {name: batch.scatter(x_EJ) for name, x_EJ in estimates.inputs.items()}
+        returns = batch.scatter(estimates.targets_EJ)
 
         @functools.cache  # they serve every epoch
-        def of(base: str, u: int) -> Targets:
-            targets = Targets(
-                advantages[base][u],
-                scored[base][u],
-                returns[base][u],
-                LossWeights(*(x[base][u] for x in weights)),
-                proximal_BA=present[base][u] if base in present else None,
+        def of(base: str, u: int) -> _Data:
+            known, valued = scored[base][u], None
+            tokens = {"proximal": known.present_BA, "reference": known.reference_BA}
+            if known.values_BX is not None:
+                valued = Valued(known.values_BX, returns[base][u], known.features_BXD)
+            data = Inputs(
+                units={name: by_base[base][u] for name, by_base in inputs.items()},
+                tokens={name: x_BA for name, x_BA in tokens.items() if x_BA is not None},
             )
-            return self._place(targets)
+            return _Data(rows[base][u], *self._place((data, valued)))
 
         return of
+
+    def _how(self, step: int, lr_scale: float) -> tuple[dict[str, Adam], Adam | None]:
+        """How the adapters of each base, and the critic, take the steps of a training step."""
+        settings, algo = self._settings, self._settings.algo
+        factor = np.float32(lr_scale) * np.float32(rate_factor(settings, step))
+        clip = algo.max_grad_norm or math.inf
+        policies = {
+            base: adam(
+                np.float32(settings.lr[base]) * factor,
+                decay=algo.weight_decay,
+                clip=clip,
+                moves=moves_N,
+                max_kl=algo.max_kl,
+            )
+            for base, moves_N in self.trainable(step).items()
+        }
+        critic = settings.critic and adam(np.float32(settings.critic.lr) * factor, clip=clip)
+        return policies, critic
+
+    def _no_sums(self, state: TrainState) -> dict[str, _BaseSums]:
+        """Sums over nothing, of each base whose adapters or critic learn."""
+        found = dict[str, _BaseSums]()
+        for base in self._team.adapters:
+            run, learns = self._run.bases[base], base in self._team.learning_bases
+            policy = run.no_sums(state.adapters[base]) if learns else None
+            critic = run.no_critic_sums(state.critic[base]) if self._settings.critic else None
+            if policy or critic:
+                found[base] = _BaseSums(policy, critic)
+        return found
+
+    def _forward_backward(
+        self, state: TrainState, base: str, data: _Data, sums: _BaseSums
+    ) -> _BaseSums:
+        """Adds the gradient sums of a microbatch."""
+        run, rows, (policy, critic) = self._run.bases[base], data.rows, sums
+        if policy is not None:
+            how = self._policy(base, state.adapters[base])
+            policy, _ = run.accumulate(**how, rows=rows, inputs=data.inputs, sums=policy)
+        if critic is not None:
+            how = {"base": self._params[base], "critic": state.critic[base]}
+            critic = run.accumulate_values(**how, rows=rows, valued=data.valued, sums=critic)
+        return _BaseSums(policy, critic)
+
+    def _optim_step(
+        self,
+        state: TrainState,
+        sums: Mapping[str, _BaseSums],
+        how: tuple[dict[str, Adam], Adam | None],
+    ) -> tuple[TrainState, Stepped]:
+        """Takes a step of each base's adapters, and of the critic over it."""
+        policies, critics, opts = dict(state.policies), dict(state.critic), dict(state.critic_opt)
+        numbers = Stepped({}, {}, {})
+        for base, (policy, critic) in sums.items():
+            run = self._run.bases[base]
+            if policy is not None:
+                policies[base], norm_N = run.optim_step(
+                    policy=policies[base], sums=policy, how=how[0][base]
+                )
+                numbers.by_label[base], numbers.norm_N[base] = policy.by_label, norm_N
+            if critic is not None:
+                critics[base], opts[base], norm_M = run.critic_step(
+                    critic=critics[base], critic_opt=opts[base], sums=critic, how=how[1]
+                )
+                numbers.critic[base] = (*critic[1:], norm_M)
+        return state._replace(policies=policies, critic=critics, critic_opt=opts), numbers
 
     def _microbatches(
         self, rows: Mapping[str, Rows[np.ndarray]]
@@ -303,6 +370,8 @@ class Learner:
         self, step: int, rows: Mapping[str, Sequence[Any]], blocks: int
     ) -> list[list[tuple[str, int]]]:
         """Deals blocks of microbatches (base, number) out to the minibatches of each epoch."""
+        if self._settings.critic is None:  # nothing else learns
+            rows = {base: own for base, own in rows.items() if base in self._team.learning_bases}
         rng = random_keys.generator(self._settings.seed, Stream.MINIBATCHES, step)
         algo = self._settings.algo
         of_block = {base: np.arange(len(own)).reshape(blocks, -1) for base, own in rows.items()}
@@ -312,6 +381,21 @@ class Learner:
             [(base, u) for base, own in of_block.items() for u in own[part].ravel().tolist()]
             for part in parts
         ]
+
+
+class _Data(NamedTuple):
+    """What the losses of a microbatch read, on the mesh."""
+
+    rows: Rows[jax.Array]
+    inputs: Inputs
+    valued: Valued | None
+
+
+class _BaseSums(NamedTuple):
+    """Sums of a minibatch on one base; None where nothing learns."""
+
+    policy: Sums | None
+    critic: CriticSums | None
 
 
 def _turns_of(prompts: batch_lib.Prompts, scored: Sequence[Scored]) -> list[Scored]:

@@ -25,7 +25,7 @@ def hidden_states(
     index_BX: jax.Array,
     adapters: lora.Adapters | None = None,
     owners_BT: jax.Array | None = None,
-    alpha: float = 1.0,
+    scale: jax.Array | float = 1.0,
 ) -> jax.Array:
     """Last hidden states at positions ``index_BX`` of each row, ``[B, X, D]``.
 
@@ -33,7 +33,7 @@ def hidden_states(
     """
     fused = mask = None
     if adapters is not None:
-        fused = lora.fuse(adapters, alpha, dtype_of(base))
+        fused = lora.fuse(adapters, scale, dtype_of(base))
         mask = lora.owner_mask(owners_BT, fused)
     hidden_BTD, _ = decoder.forward(
         graphdef, base, r.tokens.ids_BT, r.tokens.positions_BT, r.tokens.last_reader_BT, fused, mask
@@ -132,24 +132,24 @@ def policy_states(
     graphdef: Graph,
     base: decoder.Base,
     adapters: lora.Adapters | None,
-    alpha: float,
+    scale: jax.Array | float,
     r: Rows[jax.Array],
 ) -> jax.Array:
     """Last hidden states where action tokens are predicted, ``[B, A, D]``: every token passes
     through its owner's adapter."""
     owners_BT = r.tokens.owners_BT
-    return hidden_states(graphdef, base, r, r.actions.index_BA, adapters, owners_BT, alpha)
+    return hidden_states(graphdef, base, r, r.actions.index_BA, adapters, owners_BT, scale)
 
 
 def action_logprobs(
     graphdef: Graph,
     base: decoder.Base,
     adapters: lora.Adapters | None,
-    alpha: float,
+    scale: jax.Array | float,
     r: Rows[jax.Array],
 ) -> tuple[jax.Array, jax.Array]:
     """``score_actions`` of the policy."""
-    states_BAD = policy_states(graphdef, base, adapters, alpha, r)
+    states_BAD = policy_states(graphdef, base, adapters, scale, r)
     return score_actions(graphdef, base, states_BAD, r)
 
 

@@ -1,153 +1,150 @@
 """Optimiser steps, one for each adapter, each value head and each of the critic's adapters.
 
-They are stacked, and Adam and clipping mapped over their leading axis, so that no agent's gradient
-touches another's step.
+They are stacked, and Adam and clipping mapped over their leading axis, so that no adapter's
+gradient touches another's step. How a step is taken are arrays over this axis: no rate is compiled.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
-from marft_jax.config import Update
 from marft_jax.learning import critic as critic_lib
-from marft_jax.learning.gradients import Stepped, Totals
+from marft_jax.learning.gradients import CriticSums, Sums
 from marft_jax.learning.settings import LearnerSettings
-from marft_jax.learning.state import PolicyState, TrainState
+from marft_jax.learning.state import PolicyState
+
+Numbers = jax.Array | np.ndarray | float
 
 
-def make_optimizer(config: Update) -> optax.GradientTransformation:
-    """Clips by global norm, then takes Adam's direction (eps 1e-5); the rate comes later."""
-    clip = config.max_grad_norm
-    return optax.chain(
-        optax.clip_by_global_norm(clip) if clip > 0 else optax.identity(),
-        optax.scale_by_adam(eps=1e-5),
-    )
+class Adam(NamedTuple):
+    """How a step is taken (Kingma and Ba 2014, algorithm 1): one number for all members, or an
+    array ``[M]``.
+
+    Attributes:
+        rate: learning rate.
+        b1, b2: decays of the moments.
+        rest1, rest2: 1 − b1, 1 − b2, rounded once.
+        eps: added to the root of the second moment.
+        decay: of the parameters, per unit of the rate, beside Adam's step (Loshchilov and Hutter
+            2019).
+        clip: norm to which a member's gradient is cut; infinite: none.
+        moves: members that may change; the others keep their optimiser state too.
+        max_kl: mean approximate KL above which a member does not move; None: no bound.
+    """
+
+    rate: Numbers
+    b1: Numbers
+    b2: Numbers
+    rest1: Numbers
+    rest2: Numbers
+    eps: Numbers
+    decay: Numbers
+    clip: Numbers
+    moves: Any
+    max_kl: Numbers | None = None
 
 
-def rate_factor(settings: LearnerSettings, step: jax.Array | int) -> jax.Array:
+def adam(
+    rate: Any,
+    *,
+    b1: Any = 0.9,
+    b2: Any = 0.999,
+    eps: Any = 1e-5,
+    decay: Any = 0.0,
+    clip: Any = math.inf,
+    moves: Any = True,
+    max_kl: Any = None,
+) -> Adam:
+    """How a step is taken, with the defaults of a team's; arguments as of ``Adam``."""
+    rest1, rest2 = 1 - np.asarray(b1, np.float64), 1 - np.asarray(b2, np.float64)
+    numbers = rate, b1, b2, rest1, rest2, eps, decay, clip, moves
+    kinds = [np.float32] * (len(numbers) - 1) + [np.bool_]
+    arrays = map(np.asarray, numbers, kinds)
+    return Adam(*arrays, max_kl=None if max_kl is None else np.asarray(max_kl, np.float32))
+
+
+def rate_factor(settings: LearnerSettings, step: int) -> float:
     """What the learning rates are multiplied with in the training step after ``step``.
 
     From 1 / (W + 1) to 1 in the W steps of the warm-up; then 1, or 1 - x, or (1 + cos(pi x)) / 2
     where x is the part of the remaining steps that is done.
     """
     algo = settings.algo
-    rest = max(settings.steps - algo.lr_warmup, 1)
-    decay = {
-        "constant": optax.constant_schedule(1.0),
-        "linear": optax.linear_schedule(1.0, 0.0, rest),
-        "cosine": optax.cosine_decay_schedule(1.0, rest),
+    if step < algo.lr_warmup:
+        return (step + 1) / (algo.lr_warmup + 1)
+    done = min((step - algo.lr_warmup) / max(settings.steps - algo.lr_warmup, 1), 1.0)
+    return {
+        "constant": 1.0,
+        "linear": 1 - done,
+        "cosine": (1 + math.cos(math.pi * done)) / 2,
     }[algo.lr_schedule]
-    if not algo.lr_warmup:
-        return jnp.asarray(decay(step))
-    rise = optax.linear_schedule(1 / (algo.lr_warmup + 1), 1.0, algo.lr_warmup)
-    return jnp.asarray(optax.join_schedules([rise, decay], [algo.lr_warmup])(step))
 
 
-def init(config: Update, params: optax.Params) -> optax.OptState:
+def init(params: optax.Params) -> optax.OptState:
     """Makes the optimiser state of stacked members; empty where there are none."""
-    return jax.vmap(make_optimizer(config).init)(params) if jax.tree.leaves(params) else ()
+    # of a chain of clipping and Adam: checkpoints have this form
+    make = optax.chain(optax.identity(), optax.scale_by_adam()).init
+    return jax.vmap(make)(params) if jax.tree.leaves(params) else ()
 
 
-def apply(
-    settings: LearnerSettings,
-    *,
-    state: TrainState,
-    total: Mapping[str, Totals],
-    trainable: Mapping[str, jax.Array],
-) -> tuple[TrainState, dict[str, Stepped]]:
-    """Takes a step of the optimiser.
+def optim_step(policy: PolicyState, sums: Sums, how: Adam) -> tuple[PolicyState, jax.Array]:
+    """Takes a step of the adapters of one base; also returns their gradient norms, ``[N]``.
 
-    An adapter or a part of the critic takes no step where a decision's gradient, or the sum of
-    them, is not finite; the norm that is reported is NaN then. Nor does an adapter none of whose
-    decisions has an advantage: Adam would take a full step for the entropy bonus or the KL alone.
+    An adapter takes no step where the gradient of one of its tokens, or the sum of them, is not
+    finite; its norm is NaN then. Nor does an adapter none of whose units has an advantage: Adam
+    would take a full step for the entropy bonus or the KL alone.
 
     Args:
-        total: of a minibatch: per base, for each place along the mesh's ``data`` axis.
-        trainable: per base ``[N]``, true for the adapters that may change; of the others, neither
-            parameters nor optimiser state changes.
+        sums: for each place along the mesh's ``data`` axis.
     """
-    scale = state.lr_scale * rate_factor(settings, state.step)
-    policies, critics, critic_opts, stepped = {}, {}, {}, {}
-    for base, policy in state.policies.items():
-        own: Totals = jax.tree.map(lambda x: x.sum(0), total[base])
-        policies[base], norm_N = _policy_step(
-            settings, settings.lr[base] * scale, policy, own, trainable[base]
-        )
-        critics[base], critic_opts[base], critic_norm_M = _critic_step(
-            settings, scale, state.critic[base], state.critic_opt[base], own
-        )
-        stepped[base] = Stepped(own.by_agent, own.critic_loss, norm_N, critic_norm_M)
-    return state._replace(policies=policies, critic=critics, critic_opt=critic_opts), stepped
-
-
-def _policy_step(
-    settings: LearnerSettings,
-    lr: jax.Array,
-    policy: PolicyState,
-    total: Totals,
-    trainable_N: jax.Array,
-) -> tuple[PolicyState, jax.Array]:
-    """Takes a step of the adapters of one base; also returns their gradient norms, ``[N]``."""
-    own = total.by_adapter
-    if not jax.tree.leaves(policy.adapters_opt):  # none of them learns
-        return policy, jnp.zeros_like(own["count"])
-    moves_N = trainable_N & (own["nonzero_advantages"] > 0)
-    if settings.algo.max_kl is not None:
-        moves_N &= own["kl"] / jnp.maximum(own["decisions"], 1) <= settings.algo.max_kl
+    sums = jax.tree.map(lambda x: x.sum(0), sums)
+    own = sums.by_adapter
+    moves_N = how.moves & (own["moving"] > 0)
+    if how.max_kl is not None:
+        moves_N &= own["kl"] / jnp.maximum(own["units"], 1) <= how.max_kl
     adapters, adapters_opt, norm_N = _step(
-        make_optimizer(settings.algo),
-        lr,
-        (policy.adapters, policy.adapters_opt, total.gradient),
+        how._replace(moves=moves_N),
+        (policy.adapters, policy.adapters_opt, sums.gradient),
         own["count"],
-        moves_N,
         own["nonfinite"],
-        settings.algo.weight_decay,
     )
     return policy._replace(adapters=adapters, adapters_opt=adapters_opt), norm_N
 
 
-def _critic_step(
-    settings: LearnerSettings,
-    scale: jax.Array,
-    critic: critic_lib.Critic,
-    critic_opt: critic_lib.Critic,
-    total: Totals,
+def critic_step(
+    critic: critic_lib.Critic, critic_opt: critic_lib.Critic, sums: CriticSums, how: Adam
 ) -> tuple[critic_lib.Critic, critic_lib.Critic, jax.Array]:
-    """Takes a step of the critic over one base; also returns the gradient norms of its parts."""
-    lr = 0.0 if settings.critic is None else settings.critic.lr * scale
-    parts = zip(
-        *(critic, critic_opt, total.critic_gradient),
-        *(critic_lib.decisions(critic, total.by_agent[name]) for name in ("decisions", "values")),
-        strict=True,
-    )
-    optimizer = make_optimizer(settings.algo)
-    stepped = [_step(optimizer, lr, (x, o, g), n, n > 0, bad) for x, o, g, n, bad in parts]
+    """Takes a step of the critic over one base; also returns the gradient norms of its parts.
+
+    Args:
+        sums: as of ``optim_step``.
+    """
+    sums = jax.tree.map(lambda x: x.sum(0), sums)
+    numbers = (critic_lib.decisions(critic, x) for x in (sums.decisions_P, sums.nonfinite_P))
+    parts = zip(critic, critic_opt, sums.gradient, *numbers, strict=True)
+    stepped = [_step(how._replace(moves=n > 0), (x, o, g), n, bad) for x, o, g, n, bad in parts]
     critic, critic_opt, norms = (critic_lib.Critic(*part) for part in zip(*stepped, strict=True))
     return critic, critic_opt, jnp.concatenate(norms)
 
 
 def _step(
-    optimizer: optax.GradientTransformation,
-    lr: jax.Array | float,
+    how: Adam,
     part: tuple[optax.Params, optax.OptState, optax.Updates],
     count_M: jax.Array,
-    moves_M: jax.Array,
     nonfinite_M: jax.Array,
-    decay: float = 0.0,
 ) -> tuple[optax.Params, optax.OptState, jax.Array]:
     """A step of stacked members, each with its own clipping and Adam state.
 
     Args:
         part: parameters, optimiser state and gradient sums, leading axis M; or empty trees.
-        count_M: decisions behind each member's gradient sum.
-        moves_M: which members change; the others keep their optimiser state too.
+        count_M: what each member's gradient sum is divided by, if it is above 1.
         nonfinite_M: entries that were left out of each gradient sum, as they were not finite.
-        decay: of the parameters, per unit of the rate, beside Adam's step (Loshchilov and Hutter
-            2019); no state, so that a run may change it when it continues.
 
     Returns:
         (parameters, optimiser state, gradient norms).
@@ -155,20 +152,51 @@ def _step(
     params, opt, gradient = part
     if not jax.tree.leaves(params):
         return params, opt, jnp.zeros(0)
+    members = len(count_M)
 
-    def per_member(x_M: jax.Array, leaf: jax.Array) -> jax.Array:
-        return x_M.reshape((-1,) + (1,) * (leaf.ndim - 1))
+    def per_member(x_M: Any, leaf: jax.Array) -> jax.Array:
+        return jnp.broadcast_to(x_M, members).reshape((-1,) + (1,) * (leaf.ndim - 1))
 
     def choose(new: optax.Params, old: optax.Params) -> optax.Params:
         # Adam moves a parameter whose gradient is zero, so what stays is chosen, not computed
         return jax.tree.map(lambda n, o: jnp.where(per_member(moves_M, n), n, o), new, old)
 
-    count_M = jnp.maximum(count_M, 1)
-    gradient = jax.tree.map(lambda g: g / per_member(count_M, g), gradient)
+    gradient = jax.tree.map(lambda g: g / per_member(jnp.maximum(count_M, 1), g), gradient)
     norm_M = jax.vmap(optax.tree.norm)(gradient)
     is_sound_M = jnp.isfinite(norm_M) & (nonfinite_M == 0)
-    norm_M = jnp.where(is_sound_M, norm_M, jnp.nan)
-    moves_M &= is_sound_M
-    updates, new_opt = jax.vmap(optimizer.update)(gradient, opt)
-    new = jax.tree.map(lambda x, u: x - lr * (u + decay * x if decay else u), params, updates)
-    return choose(new, params), choose(new_opt, opt), norm_M
+    moves_M = how.moves & is_sound_M
+    updates, new_opt = _adam(how, gradient, norm_M, opt, per_member)
+
+    def moved(x: jax.Array, update: jax.Array) -> jax.Array:
+        return x - per_member(how.rate, x) * (update + per_member(how.decay, x) * x)
+
+    new = jax.tree.map(moved, params, updates)
+    return choose(new, params), choose(new_opt, opt), jnp.where(is_sound_M, norm_M, jnp.nan)
+
+
+def _adam(
+    how: Adam, gradient: Any, norm_M: jax.Array, opt: Any, per_member: Any
+) -> tuple[Any, optax.OptState]:
+    """Clips by the norm of each member, then takes Adam's direction; the rate comes later."""
+    empty, state = opt
+    count_M = optax.safe_increment(state.count)
+
+    def clipped(g: jax.Array) -> jax.Array:
+        cut = g / per_member(norm_M, g) * per_member(how.clip, g)
+        return jnp.where(per_member(norm_M < how.clip, g), g, cut)
+
+    def mean(rest: Any, x: jax.Array, b: Any, moment: jax.Array) -> jax.Array:
+        return per_member(rest, x) * x + per_member(b, x) * moment
+
+    def unbiased(moment: jax.Array, b: Any) -> jax.Array:
+        return moment / per_member(1 - b**count_M, moment)
+
+    gradient = jax.tree.map(clipped, gradient)
+    mu = jax.tree.map(lambda g, m: mean(how.rest1, g, how.b1, m), gradient, state.mu)
+    nu = jax.tree.map(lambda g, v: mean(how.rest2, g * g, how.b2, v), gradient, state.nu)
+
+    def direction(m: jax.Array, v: jax.Array) -> jax.Array:
+        return unbiased(m, how.b1) / (jnp.sqrt(unbiased(v, how.b2)) + per_member(how.eps, m))
+
+    updates = jax.tree.map(direction, mu, nu)
+    return updates, (empty, state._replace(count=count_M, mu=mu, nu=nu))

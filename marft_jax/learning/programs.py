@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
@@ -13,13 +14,14 @@ from jax.sharding import PartitionSpec as P
 
 from marft_jax import random_keys
 from marft_jax.learning import critic as critic_lib
-from marft_jax.learning import gradients, optimiser
+from marft_jax.learning import gradients, optimiser, reported
 from marft_jax.learning.algorithms import Algorithm
 from marft_jax.learning.logprobs import Graph
 from marft_jax.learning.moving import ROLES
+from marft_jax.learning.objective import Objective
 from marft_jax.learning.settings import LearnerSettings
 from marft_jax.learning.state import EMA, PolicyState, TrainState, Version
-from marft_jax.learning.values import LearnerSpec, proximal, score
+from marft_jax.learning.values import CriticSpec, forward, score
 from marft_jax.models import lora
 from marft_jax.models.decoder import DecoderConfig
 from marft_jax.parallel import compilation
@@ -32,21 +34,84 @@ Compiled: TypeAlias = Any
 
 
 class BasePrograms(NamedTuple):
-    """Compiled functions of one microbatch of a base's rows."""
+    """Compiled functions of one microbatch of a base's rows, and of its optimiser steps."""
 
     score: Compiled
-    proximal: Compiled
+    forward: Compiled
+    no_sums: Compiled
     accumulate: Compiled
+    optim_step: Compiled
+    no_critic_sums: Compiled
+    accumulate_values: Compiled
+    critic_step: Compiled
 
 
 class Programs(NamedTuple):
     """Compiled functions of a learner."""
 
     init: Compiled
-    zeros: Compiled
-    apply: Compiled
     report: Compiled
     bases: dict[str, BasePrograms]
+
+
+class Compiling(NamedTuple):
+    """Makes functions that are compiled on a mesh when they are first called."""
+
+    mesh: Mesh
+
+    @property
+    def places(self) -> int:
+        """Places along the mesh's ``data`` axis: each has gradient sums of its own rows."""
+        return self.mesh.shape["data"]
+
+    def __call__(
+        self, sharding: Any, function: Callable[..., Any], *fixed: Any, **how: Any
+    ) -> Compiled:
+        """The function of the arguments after ``fixed``; its results have this sharding."""
+        run = mesh_lib.with_mesh(self.mesh, functools.partial(function, *fixed))
+        return mesh_lib.serialised(self.mesh, jax.jit(run, out_shardings=sharding, **how))
+
+    def policy(self, spec: gradients.PolicySpec) -> dict[str, Compiled]:
+        """Functions of a base's adapters: ``forward``, ``no_sums``, ``accumulate``,
+        ``optim_step``."""
+        everywhere, split = mesh_lib.replicated(self.mesh), mesh_lib.rows(self.mesh)
+        apart, options = self.apart, self.options
+        donated = {"donate_argnames": "sums"}
+        return {
+            "forward": self(split, forward, spec.graphdef, **options),
+            "no_sums": self(apart, gradients.no_sums, spec, self.places),
+            "accumulate": self(
+                (apart, split), gradients.accumulate, spec, self.places, **donated, **options
+            ),
+            "optim_step": self(everywhere, optimiser.optim_step, donate_argnames="policy"),
+        }
+
+    def critic(self, spec: CriticSpec) -> dict[str, Compiled]:
+        """Functions of the critic over a base: ``score``, ``no_critic_sums``,
+        ``accumulate_values``, ``critic_step``."""
+        everywhere, split = mesh_lib.replicated(self.mesh), mesh_lib.rows(self.mesh)
+        apart, options = self.apart, self.options
+        return {
+            "score": self(split, score, spec, **options),
+            "no_critic_sums": self(apart, gradients.no_critic_sums, spec.agents, self.places),
+            "accumulate_values": self(
+                apart, gradients.accumulate_values, spec, self.places,
+                donate_argnames="sums", **options,
+            ),
+            "critic_step": self(
+                everywhere, optimiser.critic_step, donate_argnames=("critic", "critic_opt")
+            ),
+        }  # fmt: skip
+
+    @property
+    def apart(self) -> NamedSharding:
+        """Sharding of sums of each place's own rows."""
+        return NamedSharding(self.mesh, P("data"))
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Options of what runs through a base."""
+        return {"compiler_options": compilation.compiler_options(self.mesh)}
 
 
 def programs(
@@ -61,37 +126,43 @@ def programs(
     Args:
         decoders: shape and graph of each base.
     """
-    agents, places = len(team.profiles), mesh.shape["data"]
-    everywhere, split = mesh_lib.replicated(mesh), mesh_lib.rows(mesh)
-    apart = NamedSharding(mesh, P("data"))  # sums of each place's own rows
-    options = {"compiler_options": compilation.compiler_options(mesh)}
-    summed = {"donate_argnames": "total"}
-
-    def compiled(
-        sharding: NamedSharding, function: Callable[..., Any], *fixed: Any, **how: Any
-    ) -> Compiled:
-        run = mesh_lib.with_mesh(mesh, functools.partial(function, *fixed))
-        return mesh_lib.serialised(mesh, jax.jit(run, out_shardings=sharding, **how))
-
-    def of_base(base: str, graphdef: Graph) -> BasePrograms:
-        learns = base in team.learning_bases
-        spec = LearnerSpec(graphdef, settings, algorithm, agents, learns)
-        return BasePrograms(
-            score=compiled(split, score, spec, **options),
-            proximal=compiled(split, proximal, spec, **options),
-            accumulate=compiled(apart, gradients.accumulate, spec, places, **summed, **options),
-        )
-
+    agents, everywhere = len(team.profiles), mesh_lib.replicated(mesh)
+    compiled, objective = Compiling(mesh), objective_of(settings, algorithm)
     configs = {base: decoders[base][0] for base in team.adapters}
     owners = tuple(zip(team.bases, team.owners, strict=True))
+    adapters = team.numbers, team.learning_bases
     return Programs(
-        init=compiled(
-            everywhere, fresh, settings, configs, team.numbers, team.learning_bases, agents
-        ),
-        zeros=compiled(apart, gradients.zeros, places, agents),
-        apply=compiled(everywhere, optimiser.apply, settings, donate_argnames="state"),
-        report=compiled(everywhere, gradients.report, settings, owners),
-        bases={base: of_base(base, graphdef) for base, (_, graphdef) in decoders.items()},
+        init=compiled(everywhere, fresh, settings, configs, *adapters, agents),
+        report=compiled(everywhere, reported.report, objective, owners),
+        bases={
+            base: BasePrograms(
+                **compiled.policy(gradients.PolicySpec(graphdef, objective, agents)),
+                **compiled.critic(CriticSpec(graphdef, settings, algorithm, agents)),
+            )
+            for base, (_, graphdef) in decoders.items()
+        },
+    )
+
+
+def objective_of(settings: LearnerSettings, algorithm: Algorithm) -> Objective:
+    """What a team's algorithm minimises."""
+    algo = settings.algo
+    clips = "clip" in {field.name for field in dataclasses.fields(algo)}
+    corrects = settings.correction != "none"
+    has_kl = algo.kl_in == "loss" and settings.reference != "none"
+
+    def loss(logprobs: jax.Array, inputs: Mapping[str, jax.Array]) -> jax.Array:
+        return algorithm.policy_loss(algo, logprobs, inputs["old"], inputs["advantages"])
+
+    return Objective(
+        algorithm.level,
+        loss,
+        clip=(algo.clip, algo.clip_high) if clips else None,
+        correction=(settings.correction, algo.correction_cap, algo.correction_floor)
+        if corrects
+        else None,
+        corrects_turns=algo.correction_of == "sequence",
+        kl=(algo.kl_coef, algo.estimator) if has_kl else None,
     )
 
 
@@ -123,12 +194,10 @@ def fresh(
             targets=settings.lora.targets,
         )
         reference = stacked if settings.reference == "start" else ()
-        opt = optimiser.init(settings.algo, stacked if base in learning else {})
+        opt = optimiser.init(stacked if base in learning else {})
         policies[base] = PolicyState(stacked, opt, reference)
         critics[base] = critic = critic_lib.init(critic_key, settings, decoder_config, agents)
-        critic_opts[base] = critic_lib.Critic(
-            *(optimiser.init(settings.algo, part) for part in critic)
-        )
+        critic_opts[base] = critic_lib.Critic(*map(optimiser.init, critic))
     means = agents * ROLES if settings.algo.baseline == "role" else agents
     none, progress = jnp.zeros(means), jnp.zeros(2)
     state = TrainState(

@@ -15,22 +15,19 @@ from marft_jax.learning.rows import Level, Rows
 from marft_jax.learning.settings import LearnerSettings
 from marft_jax.models import lora
 from marft_jax.models.decoder import Base
-from marft_jax.team.prompts import Team
 
 
-class LearnerSpec(NamedTuple):
-    """Constants of a learner's compiled functions.
+class CriticSpec(NamedTuple):
+    """Constants of what reads a base for a critic.
 
     Attributes:
         agents: number of agents in the team.
-        learns: false for a base without an adapter that learns; at most its critic does.
     """
 
     graphdef: Graph
     settings: LearnerSettings
     algorithm: Algorithm
     agents: int
-    learns: bool = True
 
 
 class Scored(NamedTuple):
@@ -38,7 +35,8 @@ class Scored(NamedTuple):
 
     values_BX: jax.Array | None = None  # the critic's value of each decision
     features_BXD: jax.Array | None = None  # input of a critic without adapters, for every epoch
-    reference_BA: jax.Array | None = None  # log-probs of the base without adapters
+    reference_BA: jax.Array | None = None  # log-probs under a KL's reference
+    present_BA: jax.Array | None = None  # log-probs under the adapters before the update
 
 
 def reads_prompts(settings: LearnerSettings, level: Level) -> bool:
@@ -54,14 +52,7 @@ def reads_base(settings: LearnerSettings) -> bool:
     return settings.critic is not None or settings.reference == "base"
 
 
-def updated_bases(settings: LearnerSettings, team: Team) -> tuple[str, ...]:
-    """Bases with gradients: those with an adapter that learns, all of them with a critic."""
-    return team.learning_bases if settings.critic is None else tuple(team.adapters)
-
-
-def score(
-    spec: LearnerSpec, *, base: Base, critic: critic_lib.Critic, r: Rows[jax.Array]
-) -> Scored:
+def score(spec: CriticSpec, *, base: Base, critic: critic_lib.Critic, r: Rows[jax.Array]) -> Scored:
     """Computes values and reference log-probs from one pass through the frozen base."""
     graphdef, settings = spec.graphdef, spec.settings
     index_BX = logprobs.decision_index(r, spec.algorithm.level)
@@ -85,7 +76,7 @@ def score(
 
 
 def values(
-    spec: LearnerSpec,
+    spec: CriticSpec,
     base: Base,
     critic: critic_lib.Critic,
     r: Rows[jax.Array],
@@ -94,18 +85,22 @@ def values(
     """V of each decision; without given features, from the features of the critic's adapters."""
     level = spec.algorithm.level
     if features_BXD is None:
-        index_BX, alpha = logprobs.decision_index(r, level), spec.settings.lora.alpha
+        index_BX = logprobs.decision_index(r, level)
+        scale = lora.scale_of(critic.adapters, spec.settings.lora.alpha)
         features_BXD = logprobs.hidden_states(
-            spec.graphdef, base, r, index_BX, critic.adapters, r.tokens.agents_BT, alpha
+            spec.graphdef, base, r, index_BX, critic.adapters, r.tokens.agents_BT, scale
         )
     return critic_lib.values(critic.head, features_BXD, logprobs.decision_labels(r, level)[1])
 
 
-def proximal(
-    spec: LearnerSpec, *, base: Base, adapters: lora.Adapters | None, r: Rows[jax.Array]
+def forward(
+    graphdef: Graph,
+    *,
+    base: Base,
+    adapters: lora.Adapters | None,
+    scale: jax.Array | float,
+    r: Rows[jax.Array],
 ) -> jax.Array:
-    """Log-probs of action tokens under a policy that is not updated, ``[B, A]``; without adapters
-    that is the base."""
-    with jax.named_scope("proximal"):
-        alpha = spec.settings.lora.alpha
-        return logprobs.action_logprobs(spec.graphdef, base, adapters, alpha, r)[0]
+    """Log-probs of the learned tokens under adapters, ``[B, A]``; without any, of the base."""
+    with jax.named_scope("forward"):
+        return logprobs.action_logprobs(graphdef, base, adapters, scale, r)[0]

@@ -175,8 +175,18 @@ def shape_of(adapters: Adapters) -> tuple[int, int]:
     return n, r
 
 
-def fuse(adapters: Adapters, alpha: float, dtype: DTypeLike) -> FusedAdapters:
-    """Lays adapters out for the forward pass: layers in front, all ranks side by side."""
+def scale_of(adapters: Adapters, alpha: float) -> float:
+    """alpha/rank of adapters that all have the rank of their stack."""
+    return alpha / shape_of(adapters)[1]
+
+
+def fuse(adapters: Adapters, scale: Array | float, dtype: DTypeLike) -> FusedAdapters:
+    """Lays adapters out for the forward pass: layers in front, all ranks side by side.
+
+    Args:
+        scale: alpha/rank of each adapter, ``[N]``, or of all. In a stack of a larger rank an
+            adapter ends with zeros, in A and in B, and then these have no gradient.
+    """
     n, r = shape_of(adapters)
 
     def side_by_side(x: Array) -> Array:
@@ -188,7 +198,7 @@ def fuse(adapters: Adapters, alpha: float, dtype: DTypeLike) -> FusedAdapters:
         target: Fused(side_by_side(ab["a"].swapaxes(-1, -2)), side_by_side(ab["b"]))
         for target, ab in adapters.items()
     }
-    return FusedAdapters(fused, jnp.full(n, alpha / r, dtype))
+    return FusedAdapters(fused, jnp.broadcast_to(jnp.asarray(scale, dtype), n))
 
 
 def by_layer(fused: FusedAdapters, config: Any) -> FusedAdapters:

@@ -189,7 +189,7 @@ def _forward(layers: int):
         until_BT = jnp.maximum(positions_BT, lengths_B[:, None] - 1)
         fused = mask = None
         if adapters is not None:
-            fused = lora.fuse(adapters, small.ALPHA, jnp.float32)
+            fused = lora.fuse(adapters, lora.scale_of(adapters, small.ALPHA), jnp.float32)
             mask = lora.owner_mask(jnp.broadcast_to(owners_B[:, None], (b, t)), fused)
         return decoder.forward(
             model.graphdef, model.params, tokens_BT, positions_BT, until_BT, fused, mask

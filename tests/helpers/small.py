@@ -204,7 +204,7 @@ def _scorer(layers: int, config: DecoderConfig):
         positions_BT = jnp.broadcast_to(jnp.arange(t)[None], (b, t))
         until_BT = jnp.maximum(positions_BT, lengths_B[:, None] - 1)
         owners_BT = jnp.broadcast_to(owners_B[:, None], (b, t))
-        fused = lora.fuse(adapters, ALPHA, jnp.float32)
+        fused = lora.fuse(adapters, lora.scale_of(adapters, ALPHA), jnp.float32)
         hidden, _ = decoder.forward(
             model.graphdef,
             params,

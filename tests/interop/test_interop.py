@@ -86,7 +86,7 @@ def our_logits(base: BaseModel, factors=None, alpha=ALPHA):
     if factors is not None:
         adapters = jax.tree.map(lambda x: jnp.asarray(x)[None], factors)
         owners = jnp.zeros_like(positions)
-        fused = lora.fuse(adapters, alpha, jnp.float32)
+        fused = lora.fuse(adapters, lora.scale_of(adapters, alpha), jnp.float32)
         mask = lora.owner_mask(owners, fused)
     until = jnp.full_like(positions, TOKENS.shape[1] - 1)
     hidden, _ = decoder.forward(base.graphdef, base.params, TOKENS, positions, until, fused, mask)

@@ -166,7 +166,7 @@ def test_reference_logprobs(kl_in, reference, monkeypatch):
     that acts first is the one whose numbers are spoiled."""
     how = {"kl_coef": 0.1, "kl_in": kl_in, "kl_reference": reference, "entropy_coef": 0.01}
     learner, agent = learner_of("grpo", **how), 0
-    whole = learner._logprobs if reference == "start" else learner._score
+    whole = learner._forward if reference == "start" else learner._score
     single = small.random_episodes(8, steps=1, group=4)
     batch = learner.pack(single, small.paid(single))
     where = jnp.asarray(first_only(decisions_of(batch, agent)))

@@ -31,11 +31,12 @@ from marft_jax.cli import configure
 from marft_jax.config import Config
 from marft_jax.learning import gradients, logprobs, packing
 from marft_jax.learning.algorithms import find_algorithm
-from marft_jax.learning.estimates import LossWeights
 from marft_jax.learning.learner import Learner
+from marft_jax.learning.objective import Inputs
 from marft_jax.learning.optimiser import rate_factor
+from marft_jax.learning.programs import objective_of
 from marft_jax.learning.settings import SETTINGS
-from marft_jax.learning.values import LearnerSpec, Scored
+from marft_jax.learning.values import CriticSpec
 from marft_jax.models import decoder, lora
 from marft_jax.sampling.protocol import Request
 from marft_jax.types import MAIN, Sampling
@@ -104,7 +105,7 @@ def _reference(name: str):
     def loss(adapters, tokens, lengths, actions, owners, old, advantages):
         b, t = tokens.shape
         owners_BT = jnp.broadcast_to(owners[:, None], (b, t))
-        fused = lora.fuse(adapters, small.ALPHA, jnp.float32)
+        fused = lora.fuse(adapters, lora.scale_of(adapters, small.ALPHA), jnp.float32)
         hidden, _ = decoder.forward(
             model.graphdef,
             model.params,
@@ -195,28 +196,23 @@ def test_gradients_are_those_of_the_action_tokens_alone(name, ids):
 @functools.cache
 def _gradients(config: Config, name: str):
     """The learner's own gradients, with given advantages, divided as its update does."""
-    base = small.base(LAYERS)
-    spec = LearnerSpec(base.graphdef, settled(config, name), find_algorithm(name), agents=2)
+    base, own = small.base(LAYERS), settled(config, name)
+    spec = gradients.PolicySpec(base.graphdef, objective_of(own, find_algorithm(name)), labels=2)
 
     def run(state, rows, advantages):
-        u, b, x = advantages.shape
-        features = jnp.zeros((u, b, x, small.CONFIG.d_model))
-        zeros = jnp.zeros((u, b, x))
-        scored = Scored(zeros, features) if spec.settings.critic else Scored()
-        weights = LossWeights(zeros + 1, zeros + 1, zeros + spec.settings.algo.entropy_coef)
-        targets = gradients.Targets(advantages, scored, zeros, weights)
+        ones = jnp.ones_like(advantages)
+        units = {"advantages": advantages, "weights": ones, "counts": ones}
+        if own.algo.entropy_coef:
+            units["entropy"] = ones * own.algo.entropy_coef
+        policy = base.params, state.adapters[MAIN], small.ALPHA / small.RANK
         totals = [
             gradients.gradients(
-                spec,
-                base.params,
-                state.adapters[MAIN],
-                state.critic[MAIN],
-                *jax.tree.map(lambda x, i=i: x[i], (rows, targets)),
-            )
-            for i in range(u)
+                spec, *policy, *jax.tree.map(lambda x, i=i: x[i], (rows, Inputs(units, {})))
+            )[0]
+            for i in range(len(advantages))
         ]
         total = jax.tree.map(lambda *x: sum(x), *totals)
-        count = total.by_adapter["decisions"].reshape(-1, 1, 1, 1)
+        count = total.by_adapter["units"].reshape(-1, 1, 1, 1)
         return jax.tree.map(lambda g: g / count, total.gradient)
 
     return jax.jit(run)
@@ -225,23 +221,15 @@ def _gradients(config: Config, name: str):
 def test_a_critic_over_a_base_on_which_nobody_learns_needs_no_pass_through_the_base(episodes):
     config, base = settings(mode="heads"), small.base(LAYERS)
     batch, state = build(config, episodes), fresh(config, "appo")
-    own = settled(config, "appo")
-    spec = LearnerSpec(base.graphdef, own, find_algorithm("appo"), agents=2, learns=False)
+    spec = CriticSpec(base.graphdef, settled(config, "appo"), find_algorithm("appo"), agents=2)
     rows = jax.tree.map(lambda x: x[0], batch.rows[MAIN])
     ones = np.ones(small.decisions_shape(batch)[1:], np.float32)
-    scored = Scored(0 * ones, np.tile(ones[..., None], small.CONFIG.d_model))
-    targets = gradients.Targets(ones, scored, ones, LossWeights(ones, ones, ones))
-
-    def totals(spec, base):
-        run = jax.jit(functools.partial(gradients.gradients, spec))
-        return run(base, state.adapters[MAIN], state.critic[MAIN], rows, targets)
-
-    learns = totals(spec._replace(learns=True), base.params)
-    still = totals(spec, jax.tree.map(lambda x: jnp.full_like(x, jnp.nan), base.params))
-    close(still.critic_gradient, learns.critic_gradient, 1e-6)
-    np.testing.assert_array_equal(still.by_agent["decisions"], learns.by_agent["decisions"])
-    assert not any(np.any(x) for x in jax.tree.leaves(still.gradient))
-    assert np.any(jax.tree.leaves(learns.gradient)[0]) and not still.by_agent["logprobs"].any()
+    valued = gradients.Valued(0 * ones, ones, np.tile(ones[..., None], small.CONFIG.d_model))
+    run = jax.jit(functools.partial(gradients.value_gradients, spec))
+    nothing = jax.tree.map(lambda x: jnp.full_like(x, jnp.nan), base.params)
+    sums = run(nothing, state.critic[MAIN], rows, valued)
+    assert np.any(jax.tree.leaves(sums.gradient)[0]) and np.isfinite(sums.loss)
+    assert sums.decisions_P.sum() == rows.turns.mask_BK.sum() and not sums.nonfinite_P.any()
 
 
 @pytest.mark.parametrize("name", ["appo", "tppo"])
@@ -427,7 +415,7 @@ def test_accumulated_gradients_are_those_of_one_big_microbatch(episodes, name):
 def test_packed_rows_learn_what_unpacked_rows_learn(episodes, monkeypatch):
     packed = build(settings(ONCE), episodes).rows[MAIN]
     one = learn(settings(ONCE), episodes)
-    monkeypatch.setattr(packing, "_pack", lambda sequences, *_, **__: [[s] for s in sequences])
+    monkeypatch.setattr(packing, "_pack", lambda data, block, *_: [[i] for i in block])
     apart = build(settings(ONCE), episodes).rows[MAIN]
     assert packed.turns.mask_BK.sum(-1).max() > 1 == apart.turns.mask_BK.sum(-1).max()
     two = learn(settings(ONCE), episodes)

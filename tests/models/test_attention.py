@@ -447,7 +447,7 @@ def gradients_and_memory(remat: Remat):
     until_BT = jnp.full_like(tokens_BT, 47)
 
     def loss(adapters):
-        fused = lora.fuse(adapters, 2.0, jnp.float32)
+        fused = lora.fuse(adapters, lora.scale_of(adapters, 2.0), jnp.float32)
         mask = lora.owner_mask(0 * tokens_BT, fused)
         hidden, _ = decoder.forward(graphdef, base, tokens_BT, tokens_BT, until_BT, fused, mask)
         return jnp.sum(jnp.square(hidden[:, ::7]))

@@ -132,7 +132,7 @@ def logits(model: Any, tokens=TOKENS, tree=None, owners=None) -> np.ndarray:
         positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
         fused = mask = None
         if tree is not None:
-            fused = lora.fuse(tree, ALPHA, jnp.float32)
+            fused = lora.fuse(tree, lora.scale_of(tree, ALPHA), jnp.float32)
             mask = lora.owner_mask(owners, fused)
         until = jnp.full_like(positions, tokens.shape[1] - 1)
         hidden, _ = decoder.forward(graphdef, params, tokens, positions, until, fused, mask)
@@ -387,7 +387,7 @@ def gradients(config: DecoderConfig, mesh: tuple[int, int, int]) -> lora.Adapter
     @jax.jit
     def run(params, tree):
         def loss(tree):
-            fused = lora.fuse(tree, ALPHA, jnp.float32)
+            fused = lora.fuse(tree, lora.scale_of(tree, ALPHA), jnp.float32)
             mask = lora.owner_mask(owners, fused)
             until = jnp.full_like(positions, 23)
             read = decoder.forward(graphdef, params, tokens, positions, until, fused, mask)

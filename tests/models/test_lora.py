@@ -19,7 +19,7 @@ def test_all_owners_at_once_is_each_owner_alone():
     x = jax.random.normal(jax.random.key(0), (4, 5, small.CONFIG.d_model))
     owners = jnp.asarray(np.random.default_rng(0).integers(-1, 3, (4, 5)))
     y = jnp.zeros((4, 5, small.CONFIG.matrices()["q"][0].d_out))
-    fused = lora.fuse(adapters, small.ALPHA, jnp.float32)
+    fused = lora.fuse(adapters, lora.scale_of(adapters, small.ALPHA), jnp.float32)
     mask = lora.owner_mask(owners, fused)
     for layer in range(small.CONFIG.n_layers):
         together = lora.add_lora(y, x, fused.of(layer, small.CONFIG)["q"], mask)
@@ -57,7 +57,7 @@ def test_each_owner_gets_a_gradient_from_its_own_tokens_only():
     @jax.jit
     def gradient(adapters, x):
         def total(adapters):
-            fused = lora.fuse(adapters, small.ALPHA, jnp.float32)
+            fused = lora.fuse(adapters, lora.scale_of(adapters, small.ALPHA), jnp.float32)
             mask, ours = lora.owner_mask(owners, fused), fused.of(0, small.CONFIG)["q"]
             return jnp.square(lora.add_lora(jnp.ones((6, 32)), x, ours, mask)).sum()
 
@@ -87,7 +87,7 @@ def test_gradients_are_those_of_the_formula():
 
 def test_fuse_keeps_each_layer_and_target_apart():
     adapters = small.adapters(2)
-    fused = lora.fuse(adapters, 1.0, jnp.float32)
+    fused = lora.fuse(adapters, lora.scale_of(adapters, 1.0), jnp.float32)
     for layer in range(2):
         for target in ("q", "v"):
             a = np.concatenate(list(adapters[target]["a"][:, layer]), axis=1).T

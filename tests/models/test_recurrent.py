@@ -109,7 +109,7 @@ def forward(name: str):
         begins = jnp.pad(until[:, 1:] != until[:, :-1], ((0, 0), (1, 0)), constant_values=True)
         at = jnp.arange(tokens.shape[1])[None]
         positions = at - jax.lax.cummax(jnp.where(begins, at, 0), axis=1)
-        fused = lora.fuse(tree, small.ALPHA, jnp.float32)
+        fused = lora.fuse(tree, lora.scale_of(tree, small.ALPHA), jnp.float32)
         params = jax.tree.map(lambda x: x, model.params)
         params["embed"]["embedding"] = params["embed"]["embedding"].replace(table)
         mask = lora.owner_mask(owners, fused)
@@ -345,7 +345,7 @@ def gradients(mesh: tuple[int, int, int], stacked: bool = False) -> lora.Adapter
     @jax.jit
     def run(params, tree):
         def loss(tree):
-            fused = lora.fuse(tree, small.ALPHA, jnp.float32)
+            fused = lora.fuse(tree, lora.scale_of(tree, small.ALPHA), jnp.float32)
             mask = lora.owner_mask(jnp.asarray(owners), fused)
             rows = tokens, positions, jnp.asarray(until)
             hidden, _ = decoder.forward(model.graphdef, params, *rows, fused, mask)

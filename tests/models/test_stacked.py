@@ -30,7 +30,7 @@ def forward(stacked: bool, mesh: tuple[int, int, int], remat: Remat = "none"):
     positions_BT = jnp.broadcast_to(jnp.arange(12), (8, 12))
 
     def loss(adapters):
-        fused = lora.fuse(adapters, small.ALPHA, jnp.float32)
+        fused = lora.fuse(adapters, lora.scale_of(adapters, small.ALPHA), jnp.float32)
         mask = lora.owner_mask(owners_BT, fused)
         until_BT = jnp.full((8, 12), 11)
         read = decoder.forward(

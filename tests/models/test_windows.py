@@ -62,7 +62,7 @@ def hidden(
     graphdef, _ = abstract_decoder(base.config, jnp.float32, attention=attention, remat="products")
 
     def loss(adapters):
-        fused = lora.fuse(adapters, small.ALPHA, jnp.float32)
+        fused = lora.fuse(adapters, lora.scale_of(adapters, small.ALPHA), jnp.float32)
         mask = lora.owner_mask(0 * tokens, fused)
         out, _ = decoder.forward(graphdef, base.params, tokens, positions, until, fused, mask)
         return jnp.sum(jnp.square(out)), out

@@ -19,10 +19,11 @@ from marft_jax import config as config_lib
 from marft_jax import train
 from marft_jax.errors import BadInput, RunFailed
 from marft_jax.learning import batch as batch_lib
-from marft_jax.learning import gradients
 from marft_jax.learning.algorithms import find_algorithm
-from marft_jax.learning.critic import Critic
 from marft_jax.learning.learner import Learner
+from marft_jax.learning.objective import measures
+from marft_jax.learning.programs import objective_of
+from marft_jax.learning.reported import Stepped, report
 from marft_jax.learning.settings import Appo, Grpo, resolve
 from marft_jax.run import saving
 from marft_jax.run.checkpoints import Checkpoints
@@ -168,13 +169,10 @@ def test_events_of_steps_that_come_again_are_dropped(tmp_path):
 
 def test_numbers_of_a_shared_adapter_go_to_each_agent_that_has_it():
     settings = resolve(dataclasses.replace(CONFIG, algo=Grpo()), {MAIN: ("tiny", small.CONFIG)})
-    none = gradients.zeros(1, 2, {MAIN: small.adapters(1)}, {MAIN: Critic([], {})})[MAIN]
-    team = jax.tree.map(lambda x: x[0], (none.by_agent, none.critic_loss))
-    stepped = [gradients.Stepped(*team, jnp.array([norm]), jnp.zeros(0)) for norm in (1, 3, np.inf)]
-    sound, broken = (
-        gradients.report(settings, [(MAIN, 0)] * 2, [{MAIN: x} for x in some])
-        for some in (stepped[:2], stepped)
-    )
+    objective = objective_of(settings, find_algorithm("grpo"))
+    sums = {name: jnp.zeros((1, 2)) for name in ("units", "tokens", *measures(objective))}
+    stepped = [Stepped({MAIN: sums}, {MAIN: jnp.array([norm])}, {}) for norm in (1, 3, np.inf)]
+    sound, broken = (report(objective, [(MAIN, 0)] * 2, some) for some in (stepped[:2], stepped))
     assert sound["grad_norm"].tolist() == [2, 2] and not sound["nonfinite"]["gradient"].any()
     assert broken["nonfinite"]["gradient"].tolist() == [1, 1]
 

@@ -25,12 +25,13 @@ from marft_jax.extras.planning.work import Work, longest_batch
 from marft_jax.learning import batch as batch_lib
 from marft_jax.learning import programs as programs_lib
 from marft_jax.learning.algorithms import Algorithm
-from marft_jax.learning.estimates import LossWeights
-from marft_jax.learning.gradients import Targets
+from marft_jax.learning.gradients import Valued
+from marft_jax.learning.objective import Inputs
+from marft_jax.learning.optimiser import adam
 from marft_jax.learning.rows import Rows
 from marft_jax.learning.settings import LearnerSettings, resolve
 from marft_jax.learning.state import TrainState
-from marft_jax.learning.values import reads_base, updated_bases
+from marft_jax.learning.values import reads_base
 from marft_jax.models import lora
 from marft_jax.models.decoder import DecoderConfig
 from marft_jax.models.weights.load import decoder_on
@@ -167,9 +168,10 @@ def lowered(run: Run) -> dict[str, tuple[Any, Sequence[int]]]:
         }
     programs: dict[str, Any] = _learning(run) | playing
     if run.taught is not None:
-        programs["teacher"] = run.learner.bases[MAIN].proximal.lower(
-            base=run.base, adapters=run.teachers, r=_microbatch(run, run.taught)
-        )
+        programs["teacher"] = run.learner.bases[MAIN].forward.lower(
+            base=run.base, adapters=run.teachers, scale=np.float32(1),
+            r=_microbatch(run, run.taught),
+        )  # fmt: skip
     return {name: (x, own if name in playing else everywhere) for name, x in programs.items()}
 
 
@@ -249,36 +251,46 @@ def _prefill(run: Run) -> dict[str, Any]:
 
 def _learning(run: Run) -> dict[str, Any]:
     """Lowers the learner's programs for one microbatch."""
-    if not updated_bases(run.learning, run.team):
-        return {}
-    programs, batch = run.learner, run.batch
-    of_base = programs.bases[MAIN]
-    frozen = dict(base=run.base, critic=run.state.critic[MAIN])
-    policy = dict(base=run.base, adapters=run.state.adapters[MAIN])
+    programs, batch = run.learner.bases[MAIN], run.batch
+    critic, policy = run.state.critic[MAIN], run.state.policies[MAIN]
+    frozen = dict(base=run.base, critic=critic)
+    on_policy = dict(base=run.base, adapters=policy.adapters, scale=np.float32(1))
     rows, split = _microbatch(run, batch.rows[MAIN]), mesh_lib.rows(run.mesh)
     shape_BX = batch.rows[MAIN].decision_mask(batch.level).shape[1:]
     numbers_BX: Any = jax.ShapeDtypeStruct(shape_BX, jnp.float32, sharding=split)
-    scored = of_base.score.eval_shape(**frozen, r=rows)
-    logprobs_BA = of_base.proximal.eval_shape(**policy, r=rows)
-    old = None if run.learning.correction == "none" else logprobs_BA
-    if run.learning.reference == "start":
-        scored = scored._replace(reference_BA=logprobs_BA)
-    weights = LossWeights(*[numbers_BX] * 3)
-    targets = Targets(numbers_BX, scored, numbers_BX, weights, old)
-    total = programs.zeros.eval_shape(run.state.adapters, run.state.critic)
-    adapters = run.team.adapters.items()
-    trainable = {base: jax.ShapeDtypeStruct((count,), bool) for base, count in adapters}
-    stepped = run.state._replace(past=())
-    lowered = {
-        "gradients": of_base.accumulate.lower(
-            **policy, critic=run.state.critic[MAIN], rows=rows, targets=targets, total=total[MAIN]
-        ),
-        "optimiser": programs.apply.lower(state=stepped, total=total, trainable=trainable),
-    }
+    lowered = dict[str, Any]()
+    if run.team.learning_bases:
+        logprobs_BA = programs.forward.eval_shape(**on_policy, r=rows)
+        tokens = {
+            "proximal": run.learning.correction != "none",
+            "reference": run.learning.reference != "none",
+        }
+        algo, units = run.learning.algo, ["advantages", "weights", "counts"]
+        units += ["entropy"] if algo.entropy_coef else []
+        inputs = Inputs(
+            {name: numbers_BX for name in units},
+            {name: logprobs_BA for name, is_read in tokens.items() if is_read},
+        )
+        sums, how = programs.no_sums.eval_shape(policy.adapters), adam(1.0, max_kl=algo.max_kl)
+        lowered["gradients"] = programs.accumulate.lower(
+            **on_policy, rows=rows, inputs=inputs, sums=sums
+        )
+        lowered["optimiser"] = programs.optim_step.lower(policy=policy, sums=sums, how=how)
+    if run.team.adapters and run.learning.critic is not None:
+        scored = programs.score.eval_shape(**frozen, r=rows)
+        sums = programs.no_critic_sums.eval_shape(critic)
+        opt = run.state.critic_opt[MAIN]
+        valued = Valued(numbers_BX, numbers_BX, scored.features_BXD)
+        lowered["critic"] = programs.accumulate_values.lower(
+            **frozen, rows=rows, valued=valued, sums=sums
+        )
+        lowered["critic_optimiser"] = programs.critic_step.lower(
+            critic=critic, critic_opt=opt, sums=sums, how=adam(1.0)
+        )
     if reads_base(run.learning):
         whole, prompts = batch.rows[MAIN], batch.prompts
         read = whole if prompts is None else prompts[MAIN].rows
-        lowered["values"] = of_base.score.lower(**frozen, r=_microbatch(run, read))
+        lowered["values"] = programs.score.lower(**frozen, r=_microbatch(run, read))
     return lowered
 
 

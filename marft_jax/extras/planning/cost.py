@@ -33,7 +33,8 @@ from marft_jax.parallel import processes
 from marft_jax.types import MAIN
 
 PLAYING = ("decode", "prefill")
-LEARNING = ("values", "teacher", "gradients", "optimiser")
+OPTIMISERS = ("optimiser", "critic_optimiser")
+LEARNING = ("values", "teacher", "gradients", "critic", *OPTIMISERS)
 
 
 class Cost(NamedTuple):
@@ -74,7 +75,9 @@ def costs(run: Run, programs: dict[str, Compiled]) -> dict[str, Cost]:
         "values": _values,
         "teacher": _teacher,
         "gradients": _gradients,
-        "optimiser": _optimiser,
+        "critic": _critic,
+        "optimiser": lambda run: _optimiser(run, run.state.adapters),
+        "critic_optimiser": lambda run: _optimiser(run, run.state.critic),
     }
     found = {}
     for name, program in programs.items():
@@ -211,23 +214,32 @@ def _teacher(run: Run) -> Counted:
 
 
 def _gradients(run: Run) -> Counted:
-    micros, tokens, width, actions = _microbatch(run.batch.rows[MAIN])
-    model, epochs = run.model, run.config.algo.epochs
-    if not run.team.learning_bases and run.learning.has_frozen_critic:
-        return epochs * micros, 0.0, 0.0  # the critic's heads alone
-    forward, lora = forward_flops(model, tokens, width / 2), _lora(model, tokens, *_adapters(run))
-    attention = forward - forward_flops(model, tokens, 0)
-    trained = 2 * forward + attention + 3 * lora
-    trained += {"none": 0, "products": attention, "block": forward + lora}[run.config.model.remat]
-    if run.learning.critic_mode == "lora":
-        trained *= 2
-    vocabulary = _vocabulary(model, actions)
+    micros, _, _, actions = _microbatch(run.batch.rows[MAIN])
+    epochs, reads = run.config.algo.epochs, 2 * _weights(run.base, run.mesh)
+    trained, forward = _trained(run)
+    vocabulary = _vocabulary(run.model, actions)
     trained += (3 if run.config.algo.entropy_coef else 2) * vocabulary
-    reads = 2 * _weights(run.base, run.mesh)
     scored = (run.learning.correction != "none") + (run.learning.reference == "start")
-    trained += scored * (forward + lora + vocabulary) / epochs  # once per step, not per epoch
+    trained += scored * (forward + vocabulary) / epochs  # once per step, not per epoch
     reads += scored * _weights(run.base, run.mesh) / epochs
     return epochs * micros, trained / run.mesh.size, reads
+
+
+def _critic(run: Run) -> Counted:
+    calls = run.config.algo.epochs * len(run.batch.rows[MAIN].tokens.ids_BT)
+    if run.learning.has_frozen_critic:  # the heads alone
+        return calls, 0.0, 0.0
+    return calls, _trained(run)[0] / run.mesh.size, 2 * _weights(run.base, run.mesh)
+
+
+def _trained(run: Run) -> tuple[float, float]:
+    """FLOPs of a microbatch forwards and backwards through base and adapters, and forwards."""
+    _, tokens, width, _ = _microbatch(run.batch.rows[MAIN])
+    forward = forward_flops(run.model, tokens, width / 2)
+    lora = _lora(run.model, tokens, *_adapters(run))
+    attention = forward - forward_flops(run.model, tokens, 0)
+    again = {"none": 0, "products": attention, "block": forward + lora}[run.config.model.remat]
+    return 2 * forward + attention + 3 * lora + again, forward + lora
 
 
 def _microbatch(rows: Rows[Any]) -> tuple[int, int, int, int]:
@@ -236,10 +248,9 @@ def _microbatch(rows: Rows[Any]) -> tuple[int, int, int, int]:
     return micros, height * width, width, height * rows.actions.mask_BA.shape[2]
 
 
-def _optimiser(run: Run) -> Counted:
+def _optimiser(run: Run, params: Any) -> Counted:
     """Counts parameters and two moments, read and written, and gradients, read."""
-    steps = run.config.algo.epochs * run.config.algo.minibatches
-    return steps, 0.0, 7 * (per_chip(run.state.adapters) + per_chip(run.state.critic))
+    return run.config.algo.epochs * run.config.algo.minibatches, 0.0, 7 * per_chip(params)
 
 
 def _weights(base: Any, mesh: Mesh) -> float:

@@ -1,0 +1,157 @@
+"""What is minimised, and what is told of it: a loss of each unit from the log-probs of its tokens.
+
+A unit is what has one ratio and one loss: a turn or a token. ``MEASURES`` is the one table of what
+metrics and the guard are told of units and tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from marft_jax.learning import logprobs, losses
+from marft_jax.learning.rows import Level, Rows
+
+Loss = Callable[[jax.Array, Mapping[str, jax.Array]], jax.Array]
+"""(log-probs of units, numbers of units by name) to one loss for each unit. The names are those of
+the data's inputs, and ``old``: the log-probs under the policy that sampled."""
+
+
+class Objective(NamedTuple):
+    """Σ over units of weight · (correction · loss − entropy coefficient · entropy + KL).
+
+    A constant of the compiled functions. A term is there where the inputs have its numbers.
+
+    Attributes:
+        level: what a unit is: ``action``, or ``token`` if each token is one.
+        loss: of each unit.
+        clip: (ε, ε_high), for the fraction of ratios outside 1 − ε to 1 + ε_high; None if the loss
+            clips nothing.
+        correction: (how, cap, floor) of ``losses.correction_weight``, from the ``proximal``
+            log-probs of tokens: those of the policy at the start of the update.
+        corrects_turns: the correction is that of the turn, for all its tokens.
+        kl: (coefficient, estimator) of the KL to the ``reference`` log-probs of tokens.
+    """
+
+    level: Level
+    loss: Loss
+    clip: tuple[float, float | None] | None = None
+    correction: tuple[str, float, float] | None = None
+    corrects_turns: bool = False
+    kl: tuple[float, str] | None = None
+
+
+class Inputs(NamedTuple):
+    """Numbers by name that an objective reads besides the rows.
+
+    Attributes:
+        units: ``[B, X]``: those of the loss, such as ``advantages``; ``weights``, by default 1;
+            ``counts``, whose sum over an adapter's units divides its gradient, by default 0, where
+            nothing does; ``entropy``, the coefficients of the entropy bonus.
+        tokens: ``[B, A]``: ``proximal``, ``reference``.
+    """
+
+    units: dict[str, jax.Array]
+    tokens: dict[str, jax.Array]
+
+
+class Seen(NamedTuple):
+    """Numbers of the units, ``[B, X]``, and learned tokens, ``[B, A]``, of rows.
+
+    Attributes:
+        new_BX, old_BX: log-probs of units now, and under the policy that ratios are taken to.
+        entropy_BX: mean over the tokens.
+        correction_BX: weights of stale samples.
+        loss_BX: all terms of the objective, without weights.
+        inputs: as given.
+        logprobs_BA, behaviour_BA: log-probs now, and under the policy that sampled.
+    """
+
+    new_BX: jax.Array
+    old_BX: jax.Array
+    entropy_BX: jax.Array
+    correction_BX: jax.Array
+    loss_BX: jax.Array
+    inputs: Inputs
+    logprobs_BA: jax.Array
+    behaviour_BA: jax.Array
+
+
+class Measure(NamedTuple):
+    """What is told of units or tokens.
+
+    Attributes:
+        of: the number of each.
+        told: its mean over the units of a training step; its mean over the tokens of the first
+            minibatch; or how many tokens or units it marks as not finite.
+        tokens: it is of tokens.
+    """
+
+    of: Callable[[Seen], jax.Array]
+    told: Literal["mean", "first", "nonfinite"]
+    tokens: bool = False
+
+
+def measures(objective: Objective) -> dict[str, Measure]:
+    """What is told of an objective's units and tokens, by name."""
+    found = {
+        "entropy": Measure(lambda x: x.entropy_BX, "mean"),
+        "approx_kl": Measure(lambda x: losses.approx_kl(x.new_BX, x.old_BX), "mean"),
+        "logprob_gap": Measure(lambda x: jnp.abs(x.logprobs_BA - x.behaviour_BA), "first", True),
+        "logprobs": Measure(lambda x: ~jnp.isfinite(x.logprobs_BA), "nonfinite", True),
+        "behaviour logprobs": Measure(lambda x: ~jnp.isfinite(x.behaviour_BA), "nonfinite", True),
+        "advantages": Measure(lambda x: ~jnp.isfinite(advantages(x.inputs)), "nonfinite"),
+    }
+    if (clip := objective.clip) is not None:
+        found["clip_fraction"] = Measure(
+            lambda x: losses.clip_fraction(x.new_BX, x.old_BX, *clip), "mean"
+        )
+    if objective.correction is not None:
+        found["correction_weight"] = Measure(lambda x: x.correction_BX, "mean")
+    return found
+
+
+def advantages(inputs: Inputs) -> jax.Array:
+    """Advantages of units; 1 where the loss has none."""
+    return inputs.units.get("advantages", jnp.ones_like(inputs.units["weights"]))
+
+
+def objective_of_units(
+    objective: Objective,
+    r: Rows[jax.Array],
+    inputs: Inputs,
+    logprobs_BA: jax.Array,
+    entropy_BA: jax.Array,
+) -> Seen:
+    """The terms of the objective, for each unit of a microbatch."""
+    level, behaviour_BA = objective.level, r.actions.behaviour_BA
+
+    def log_prob(x_BA: jax.Array) -> jax.Array:
+        return logprobs.per_decision(x_BA, r, level, r.turns.divisor_BK)
+
+    def mean(x_BA: jax.Array) -> jax.Array:
+        return logprobs.per_decision(x_BA, r, level, r.turns.tokens_BK)
+
+    new_BX, old_BX, entropy_BX = log_prob(logprobs_BA), log_prob(behaviour_BA), mean(entropy_BA)
+    correction_BX = jnp.ones_like(r.decision_mask(level))
+    if objective.correction is not None:
+        how, cap, floor = objective.correction
+        present_BA = inputs.tokens["proximal"]
+        stale, old_BX = (log_prob(present_BA), old_BX), log_prob(present_BA)
+        if objective.corrects_turns:
+            stale = logprobs.turn_sums(present_BA, r), logprobs.turn_sums(behaviour_BA, r)
+        correction_BX = losses.correction_weight(*stale, how, cap, floor)
+    loss_BX = objective.loss(new_BX, {**inputs.units, "old": old_BX}) * correction_BX
+    if "entropy" in inputs.units:
+        loss_BX = loss_BX - inputs.units["entropy"] * entropy_BX
+    if objective.kl is not None:
+        coefficient, estimator = objective.kl
+        kl_BA = losses.reference_kl(logprobs_BA, inputs.tokens["reference"], estimator)
+        loss_BX = loss_BX + coefficient * mean(kl_BA * r.actions.mask_BA)
+    loss_BX += jnp.where(jnp.isfinite(loss_BX), 0, jnp.nan) * new_BX  # its gradient is not finite
+    return Seen(
+        new_BX, old_BX, entropy_BX, correction_BX, loss_BX, inputs, logprobs_BA, behaviour_BA
+    )
