@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from marft_jax.learning.cells import Cells, zero_rounding
+from marft_jax.learning.cells import Cells
 from marft_jax.learning.chain import Chain
 
 
@@ -43,29 +43,23 @@ def gae(
     return advantages_EJ, advantages_EJ + values_EJ
 
 
-def group_advantage(returns: np.ndarray, over: Cells) -> np.ndarray:
-    """A_i = R_i − Σ_j w_j·R_j / Σ_j w_j over all j of the cell of i.
-
-    Args:
-        returns: R.
-        over: the groups, and the weight of each return.
-
-    Source: GRPO, Shao et al. 2024, section 4.1.2, without the division by the deviation.
-    """
-    return returns - over.mean(returns)
-
-
-def exact_group_advantage(returns: np.ndarray, over: Cells, magnitudes: np.ndarray) -> np.ndarray:
-    """``group_advantage``, exactly 0 in a cell whose returns differ by rounding only.
+def group_advantage(
+    returns: np.ndarray, over: Cells, sizes: np.ndarray | None = None
+) -> np.ndarray:
+    """A_i = R_i − Σ_j w_j·R_j / Σ_j w_j over all j of the cell of i; 0 where all R are the same.
 
     The cell's maximum is subtracted first, which leaves the difference as it is: the mean of equal
     numbers misses them by a rounding, that of zeros does not.
 
     Args:
-        magnitudes: absolute values of the numbers that the returns were added up from.
+        returns: R.
+        over: the groups, and the weight of each return.
+        sizes: of the returns, as of ``Cells.zero_same``; |R| by default.
+
+    Source: GRPO, Shao et al. 2024, section 4.1.2, without the division by the deviation.
     """
-    advantages = group_advantage(returns - over.max(returns), over)
-    return zero_rounding(advantages, over, magnitudes)
+    apart = returns - over.max(returns)
+    return over.zero_same(apart - over.mean(apart), returns if sizes is None else sizes)
 
 
 def returns_to_go(chain: Chain) -> np.ndarray:
@@ -74,16 +68,10 @@ def returns_to_go(chain: Chain) -> np.ndarray:
     return gae(chain.rewards_EJ, zeros_EJ, zeros_EJ, chain.continues_EJ, 1.0)[0]
 
 
-def magnitudes(chain: Chain, values_EJ: np.ndarray | None = None) -> np.ndarray:
-    """|V_j| + max(Σ |r|, what the rewards were added up from), against which rounding is measured.
-
-    The rounding of an advantage is a millionth of that or less, however much rewards and values
-    cancel out.
-    """
-    values_EJ = np.zeros_like(chain.rewards_EJ) if values_EJ is None else values_EJ
-    sizes_EJ = np.where(np.isfinite(chain.rewards_EJ), np.abs(chain.rewards_EJ), 0)
-    added_E = np.maximum(sizes_EJ.sum(1), chain.reward_size_E)
-    return np.abs(values_EJ) + added_E[:, None]
+def reward_sizes(chain: Chain) -> np.ndarray:
+    """Σ_j |r_j| of each chain, ``[E, 1]``; rewards that cancel out leave a rounding of it."""
+    finite_EJ = np.where(np.isfinite(chain.rewards_EJ), np.abs(chain.rewards_EJ), 0)
+    return finite_EJ.sum(1, keepdims=True)
 
 
 def samples_of_task(chain: Chain) -> Cells:
@@ -104,9 +92,9 @@ def place_advantage(returns_EJ: np.ndarray, chain: Chain) -> np.ndarray:
     no other sample reached is compared with all turns of its task, where every episode has the
     weight 1. A sample that is the only one of its task has the advantage 0.
     """
-    place, group, sizes_EJ = turns_of_place(chain), samples_of_task(chain), magnitudes(chain)
-    by_place_EJ = exact_group_advantage(returns_EJ, place, sizes_EJ)
-    by_group_EJ = exact_group_advantage(returns_EJ, group, sizes_EJ)
+    place, group, sizes_E1 = turns_of_place(chain), samples_of_task(chain), reward_sizes(chain)
+    by_place_EJ = group_advantage(returns_EJ, place, sizes_E1)
+    by_group_EJ = group_advantage(returns_EJ, group, sizes_E1)
     by_group_EJ = np.where(group.is_single(), 0, by_group_EJ)
     chosen_EJ = np.where(place.is_single(), by_group_EJ, by_place_EJ)
     return np.where(chain.mask_EJ > 0, chosen_EJ, 0)

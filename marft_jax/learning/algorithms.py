@@ -12,7 +12,7 @@ from marft_jax.config import Algo, Update
 from marft_jax.errors import BadInput
 from marft_jax.learning import losses
 from marft_jax.learning import settings as kinds
-from marft_jax.learning.advantages import magnitudes, place_advantage, returns_to_go
+from marft_jax.learning.advantages import place_advantage, returns_to_go
 from marft_jax.learning.chain import Chain
 from marft_jax.learning.credit import CREDITS
 from marft_jax.learning.layers import gae_by_layer
@@ -160,9 +160,7 @@ def normalized_advantages(
     is_out_EJ = np.isin(chain.agent_EJ, broken)
     chain = chain._replace(weight_EJ=np.where(is_out_EJ, 0, chain.weight_EJ))
     advantages_EJ = np.where(is_out_EJ | (chain.mask_EJ == 0), 0, advantages_EJ)
-    more = ()
-    if algo.normalize in NORMALIZERS:
-        more = magnitudes(chain, values_EJ), algo.compares
+    more = (algo.compares,) if algo.normalize in NORMALIZERS else ()
     normal_EJ = find_normalizer(algo.normalize)(advantages_EJ, chain, *more)
     normal_EJ = check_shape(advantages_EJ, normal_EJ, f"--algo.normalize {algo.normalize}")
     return np.where(is_out_EJ & (chain.mask_EJ > 0), np.nan, normal_EJ), returns_EJ

@@ -15,7 +15,6 @@ import numpy as np
 from marft_jax import random_keys
 from marft_jax.config import Update
 from marft_jax.learning.chain import Chain, make_chain
-from marft_jax.learning.credit import reward_size
 from marft_jax.learning.data import Datum, TeamData, data_of
 from marft_jax.learning.packing import Packed, balance_blocks, pack
 from marft_jax.learning.rows import Level, Rows
@@ -116,8 +115,7 @@ def build(
         how: further arguments of ``pack_turns``.
     """
     packed, numbers = pack_turns(episodes, owners, config, level, **how)
-    sizes = [reward_size(episode, config) for episode in episodes]
-    return Batch(*packed, make_chain(episodes, rewards, numbers, sizes))
+    return Batch(*packed, make_chain(episodes, rewards, numbers))
 
 
 def pack_turns(

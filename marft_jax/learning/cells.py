@@ -1,8 +1,8 @@
 """Statistics of sets of decisions, in which equal numbers have a spread of exactly 0.
 
 The mean of equal numbers may miss them by one rounding. Divided by a deviation that is rounding as
-well, that error would become an advantage of size 1, and Adam would take a full step for it. So a
-difference that is rounding is set to exactly 0: identical samples teach nothing.
+well, that error would become an advantage of size 1, and Adam would take a full step for it. So
+``Cells.zero_same`` sets such differences to exactly 0: identical samples teach nothing.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-ROUNDING = 1e-5
-"""Largest spread that counts as rounding, as a part of the numbers that were added up."""
+SAME = 1e-5
+"""Numbers that differ by less than this part of what they were added up from are the same."""
 
 
 class Cells(NamedTuple):
@@ -50,24 +50,17 @@ class Cells(NamedTuple):
         """True in cells whose weights add up to one: of one turn, or of one episode."""
         return sums_of(self.weights, self.cells)[self.cells] < 1.5
 
+    def zero_same(self, differences: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+        """Sets the differences of a cell to exactly 0 where their rms is rounding.
+
+        Args:
+            differences: of the numbers of a cell from a baseline; what is not finite stays.
+            sizes: sizes of the numbers, finite: 1e-5 of their rms counts as rounding.
+        """
+        return np.where(self.rms(differences) < SAME * self.rms(sizes), 0, differences)
+
 
 def sums_of(x: np.ndarray, labels: np.ndarray, least: int = 0) -> np.ndarray:
     """Sum of the entries of each label, ``[max(labels + 1, least)]``."""
     x, labels = np.broadcast_arrays(np.asarray(x, np.float64), labels)
     return np.bincount(labels.ravel(), x.ravel(), least)
-
-
-def zero_rounding(change: np.ndarray, over: Cells, magnitudes: np.ndarray) -> np.ndarray:
-    """Sets differences to exactly 0 in each cell whose rms is rounding; see ``is_rounding``.
-
-    Args:
-        change: differences; entries that are not finite stay.
-        over: the cells.
-        magnitudes: absolute values of the numbers that the differences were computed from.
-    """
-    return np.where(is_rounding(over.rms(change), over.rms(magnitudes)), 0, change)
-
-
-def is_rounding(spread: np.ndarray, magnitude: np.ndarray) -> np.ndarray:
-    """True where a spread is at most 1e-5 of a magnitude, and both are finite."""
-    return (spread <= ROUNDING * magnitude) & np.isfinite(spread) & np.isfinite(magnitude)

@@ -57,7 +57,6 @@ class Chain(NamedTuple):
         weight_EJ: 1 / the links of its turn, so that each turn adds up to 1.
         rewards_EJ: reward of each link; a turn's reward is at its last link.
         kl_EJ: the KL penalty that was subtracted from the reward.
-        reward_size_E: sum of the absolute values that a chain's rewards were added up from.
         turn: facts about the turns.
         origin: facts about the chains.
         number_EJ: number of the link's decision among those of all data (``data.py``).
@@ -67,7 +66,6 @@ class Chain(NamedTuple):
     weight_EJ: np.ndarray
     rewards_EJ: np.ndarray
     kl_EJ: np.ndarray
-    reward_size_E: np.ndarray
     turn: OfTurn
     origin: Origin
     number_EJ: np.ndarray
@@ -102,7 +100,6 @@ def make_chain(
     episodes: Sequence[Episode],
     rewards: Sequence[np.ndarray],
     numbers: Mapping[tuple[int, int], range],
-    reward_sizes: Sequence[float],
 ) -> Chain:
     """Lays the turns' decisions end to end.
 
@@ -110,7 +107,6 @@ def make_chain(
         episodes: finished episodes.
         rewards: of the turns of each episode.
         numbers: numbers of the decisions of each (episode, turn) among those of all data.
-        reward_sizes: for each episode, sum of the absolute values behind its rewards.
     """
     chains = chains_of(episodes)
     spans = [[numbers[e, k] for k in turns] for e, turns in chains]
@@ -131,25 +127,16 @@ def make_chain(
         weight_EJ=links([[1 / n for n in row] for row in lengths]),
         rewards_EJ=rewards_EJ,
         kl_EJ=np.zeros_like(mask_EJ),
-        reward_size_E=np.asarray([reward_sizes[e] for e, _ in chains]),
         turn=OfTurn(*(links([[fact[n] for fact in row] for row in facts]) for n in range(6))),
         origin=origin,
         number_EJ=_rows([np.concatenate(row) for row in spans]),
     )
 
 
-def chain_of_turns(
-    episodes: Sequence[Episode],
-    rewards: Sequence[np.ndarray],
-    reward_sizes: Sequence[float] | None = None,
-) -> Chain:
-    """Links the turns of episodes that are not packed, each as one decision.
-
-    Args:
-        reward_sizes: as of ``make_chain``; by default nothing was added up to a reward.
-    """
+def chain_of_turns(episodes: Sequence[Episode], rewards: Sequence[np.ndarray]) -> Chain:
+    """Links the turns of episodes that are not packed, each as one decision."""
     one = {(e, k): range(1) for e, x in enumerate(episodes) for k in range(len(x.turns))}
-    return make_chain(episodes, rewards, one, reward_sizes or [0.0] * len(episodes))
+    return make_chain(episodes, rewards, one)
 
 
 def chains_of(episodes: Sequence[Episode]) -> list[tuple[int, list[int]]]:

@@ -120,42 +120,23 @@ def make_credit(algo: Update, team: Team) -> Credit:
     return Credit(pay, rule.by_step, rule.solo, of_task)
 
 
-def reward_size(episode: Episode, algo: Update) -> float:
-    """Sum of the absolute values of all that an episode's rewards were added up from.
-
-    What was added may cancel out: a reward of 0.3 and a bias of -0.3 leave a rounding of 0.3.
-    """
-    bias, limit = abs(algo.reward_bias), algo.reward_clip
-    size, by_step = 0.0, CREDITS[algo.credit].by_step
-    for result in episode.results:
-        paid = 0.0 if by_step else result.reward
-        for reward in (paid, *result.agent_rewards.values()):
-            part = (abs(reward) + bias) * abs(algo.reward_scale)
-            size += part if limit is None else min(part, limit)
-    size += sum(map(_tool_cost, episode.turns))
-    return size + (algo.overlong_penalty * len(episode.turns) if algo.overlong_buffer else 0.0)
-
-
-def groups_with_signal(
-    episodes: Sequence[Episode], rewards: Sequence[np.ndarray], algo: Update | None = None
-) -> set[int]:
+def groups_with_signal(episodes: Sequence[Episode], rewards: Sequence[np.ndarray]) -> set[int]:
     """Finds the groups in which turns that are compared differ in return-to-go.
 
     The other groups would teach nothing.
 
     Args:
         rewards: of the turns of each episode.
-        algo: the settings that credited them; by default nothing was added to a reward.
     """
-    sizes = None if algo is None else [reward_size(episode, algo) for episode in episodes]
-    chain = chain_of_turns(episodes, rewards, sizes)
+    chain = chain_of_turns(episodes, rewards)
     differ_E = np.any(place_advantage(returns_to_go(chain), chain), axis=1)
     return {episodes[e].group for e in chain.origin.episode_E[differ_E]}
 
 
 def shape_reward(reward: float, algo: Update, bias: float | None = None) -> float:
-    """clip((reward + bias) · scale, ±clip)."""
-    value = (reward + (algo.reward_bias if bias is None else bias)) * algo.reward_scale
+    """clip((reward + bias) · scale, ±clip), in float32: 0.1 + 0.2 and 0.3 earn the same."""
+    bias = algo.reward_bias if bias is None else bias
+    value = float((np.float32(reward) + np.float32(bias)) * np.float32(algo.reward_scale))
     limit = algo.reward_clip
     return value if limit is None else min(max(value, -limit), limit)
 

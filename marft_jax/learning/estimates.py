@@ -18,7 +18,6 @@ from marft_jax.learning import losses
 from marft_jax.learning.advantages import returns_to_go
 from marft_jax.learning.algorithms import Algorithm, normalized_advantages
 from marft_jax.learning.batch import Batch
-from marft_jax.learning.cells import ROUNDING, is_rounding
 from marft_jax.learning.chain import Chain
 from marft_jax.learning.moving import label_means, roles
 from marft_jax.learning.normalizers import earns_differ
@@ -58,7 +57,6 @@ def estimate(
     reference: Mapping[str, np.ndarray] | None,
     baseline: EMA,
     values_scale: EMA,
-    rounding: float = ROUNDING,
     taught_EJ: np.ndarray | None = None,
 ) -> Estimates:
     """Computes KL, advantages and returns of every decision.
@@ -68,7 +66,6 @@ def estimate(
         reference: log-probs of the reference policy in each base's rows, ``[U, B, A]``; None
             without a KL.
         baseline, values_scale: the moving averages so far, on the host.
-        rounding: rounding of a log-prob relative to its size; depends on the dtype of the base.
         taught_EJ: advantages from teachers (``teaching.py``), added to those of the rewards.
     """
     chain, report = batch.chain, dict[str, np.ndarray | float]()
@@ -79,12 +76,11 @@ def estimate(
         }
         report["ref_kl"] = means_by_agent(kls, batch.rows, agents)
         if algo.kl_in == "reward":
-            chain = _charge_kl(algo, algorithm, batch, kls, reference, rounding)
+            chain = _charge_kl(algo, algorithm, batch, kls)
     values_EJ = None
     if values is not None:
         returns_EJ = np.abs(returns_to_go(chain))
         largest = returns_EJ.max(where=np.isfinite(returns_EJ), initial=0.0)
-        largest *= not is_rounding(largest, chain.reward_size_E.max())
         values_scale = values_scale.update(largest, largest, _SCALE_DECAY)
         values_EJ = batch.gather(values) * values_scale.mean
     known_EJ = np.zeros_like(chain.rewards_EJ) if values_EJ is None else values_EJ
@@ -126,37 +122,13 @@ def _reference_kl(
 
 
 def _charge_kl(
-    algo: Update,
-    algorithm: Algorithm,
-    batch: Batch,
-    kls: Mapping[str, np.ndarray],
-    reference: Mapping[str, np.ndarray],
-    rounding: float,
+    algo: Update, algorithm: Algorithm, batch: Batch, kls: Mapping[str, np.ndarray]
 ) -> Chain:
-    """Subtracts ``kl_coef``·KL from the reward of each decision.
-
-    Before the first update of an adapter the KL is a rounding of log-probs. So the size that
-    rounding is measured against grows by what the KL would change by with that rounding.
-    """
-    chain, squares = batch.chain, dict[str, np.ndarray]()
-    for base, reference_UBA in reference.items():
-        rows, behaviour_UBA = batch.rows[base], batch.rows[base].actions.behaviour_BA
-        moved_UBA = behaviour_UBA + rounding * (1 + abs(behaviour_UBA) + abs(reference_UBA))
-        slack_UBA = _reference_kl(moved_UBA, reference_UBA, rows, algo) - kls[base]
-        squares[base] = np.where(np.isfinite(slack_UBA), np.square(slack_UBA), 0)
+    """Subtracts ``kl_coef``·KL from the reward of each decision."""
     if algorithm.level == "action":
-        kls, squares = (
-            {base: sums_by_turn(x_UBA, batch.rows[base]) for base, x_UBA in by_base.items()}
-            for by_base in (kls, squares)
-        )
-    kl_EJ, slack_EJ = batch.gather(kls), batch.gather(squares)
-    kl_EJ = algo.kl_coef * kl_EJ
-    size_E = algo.kl_coef * np.sqrt(slack_EJ.sum(1)) / ROUNDING
-    return chain._replace(
-        rewards_EJ=chain.rewards_EJ - kl_EJ,
-        kl_EJ=kl_EJ,
-        reward_size_E=chain.reward_size_E + size_E,
-    )
+        kls = {base: sums_by_turn(kl_UBA, batch.rows[base]) for base, kl_UBA in kls.items()}
+    kl_EJ = algo.kl_coef * batch.gather(kls)
+    return batch.chain._replace(rewards_EJ=batch.chain.rewards_EJ - kl_EJ, kl_EJ=kl_EJ)
 
 
 def _loss_weights(algo: Update, batch: Batch, agents: int) -> dict[str, np.ndarray]:

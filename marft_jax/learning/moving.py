@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from marft_jax.learning.advantages import magnitudes
-from marft_jax.learning.cells import Cells, sums_of, zero_rounding
+from marft_jax.learning.advantages import reward_sizes
+from marft_jax.learning.cells import Cells, sums_of
 from marft_jax.learning.chain import Chain
 
 ROLES = 8
@@ -28,7 +28,7 @@ def moving_advantage(
 ) -> np.ndarray:
     """A_j = R_j − mean of the label of j; exactly 0 for labels that differ by rounding only."""
     over = Cells(chain.weight_EJ, labels_EJ)
-    return zero_rounding(returns_EJ - mean_P[labels_EJ], over, magnitudes(chain))
+    return over.zero_same(returns_EJ - mean_P[labels_EJ], reward_sizes(chain))
 
 
 def label_means(

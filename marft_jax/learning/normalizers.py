@@ -13,9 +13,9 @@ import numpy as np
 
 from marft_jax.errors import BadInput
 from marft_jax.learning.advantages import (
-    exact_group_advantage,
-    magnitudes,
+    group_advantage,
     returns_to_go,
+    reward_sizes,
     samples_of_task,
     turns_of_place,
 )
@@ -23,8 +23,8 @@ from marft_jax.learning.cells import Cells
 from marft_jax.learning.chain import Chain
 from marft_jax.plugins import load_function, shown
 
-Normalizer = Callable[[np.ndarray, Chain, np.ndarray | None, bool], np.ndarray]
-"""(advantages_EJ, chain, magnitudes_EJ, compared) to normalised advantages_EJ.
+Normalizer = Callable[[np.ndarray, Chain, bool], np.ndarray]
+"""(advantages_EJ, chain, compared) to normalised advantages_EJ.
 
 Advantages that were ``compared`` with turns of the same place have the mean 0 already. They are
 divided and not shifted, so that a place where all samples earn the same stays exactly 0 whatever
@@ -32,15 +32,12 @@ others earned.
 """
 
 
-def normalize(x: np.ndarray, over: Cells, magnitudes: np.ndarray | None = None) -> np.ndarray:
+def normalize(x: np.ndarray, over: Cells) -> np.ndarray:
     """(x − mean) / (std + 1e-8) with each cell's weighted mean and population deviation.
 
     A cell without spread becomes exactly 0.
-
-    Args:
-        magnitudes: as of ``exact_group_advantage``; |x| by default.
     """
-    return scale(exact_group_advantage(x, over, x if magnitudes is None else magnitudes), over)
+    return scale(group_advantage(x, over), over)
 
 
 def scale(x: np.ndarray, over: Cells) -> np.ndarray:
@@ -49,11 +46,7 @@ def scale(x: np.ndarray, over: Cells) -> np.ndarray:
 
 
 def _normalize_by(
-    cells_of: Callable[[Chain], Cells],
-    advantages_EJ: np.ndarray,
-    chain: Chain,
-    magnitudes_EJ: np.ndarray | None,
-    compared: bool,
+    cells_of: Callable[[Chain], Cells], advantages_EJ: np.ndarray, chain: Chain, compared: bool
 ) -> np.ndarray:
     """``normalize``, times min(1, σ(R) / σ(A)) unless the advantages were ``compared``.
 
@@ -65,7 +58,7 @@ def _normalize_by(
     over = cells_of(chain)
     if compared:
         return scale(advantages_EJ, over)
-    normal_EJ = normalize(advantages_EJ, over, magnitudes_EJ)
+    normal_EJ = normalize(advantages_EJ, over)
     place = over.split(chain.place_EJ)
     spread_EJ = over.rms(advantages_EJ - place.mean(advantages_EJ))
     return normal_EJ * np.minimum(1, over.rms(_earned(chain, place)) / (spread_EJ + 1e-8))
@@ -73,7 +66,7 @@ def _normalize_by(
 
 def _earned(chain: Chain, place: Cells) -> np.ndarray:
     """Returns-to-go minus the mean of each place; exactly 0 where a place earned the same."""
-    return exact_group_advantage(returns_to_go(chain), place, magnitudes(chain))
+    return group_advantage(returns_to_go(chain), place, reward_sizes(chain))
 
 
 def earns_differ(chain: Chain) -> bool:
@@ -83,11 +76,11 @@ def earns_differ(chain: Chain) -> bool:
 
 
 def _normalize_in_group(
-    cells_of: Callable[[Chain], Cells], advantages_EJ: np.ndarray, chain: Chain, *how: Any
+    cells_of: Callable[[Chain], Cells], advantages_EJ: np.ndarray, chain: Chain, compared: bool
 ) -> np.ndarray:
     """``_normalize_by`` cells of a group; a cell of a single turn is scaled with its group."""
-    by_group_EJ = _normalize_by(samples_of_task, advantages_EJ, chain, *how)
-    by_cell_EJ = _normalize_by(cells_of, advantages_EJ, chain, *how)
+    by_group_EJ = _normalize_by(samples_of_task, advantages_EJ, chain, compared)
+    by_cell_EJ = _normalize_by(cells_of, advantages_EJ, chain, compared)
     return np.where(cells_of(chain).is_single(), by_group_EJ, by_cell_EJ)
 
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from marft_jax.learning.advantages import magnitudes
-from marft_jax.learning.cells import Cells, is_rounding, zero_rounding
+from marft_jax.learning.advantages import reward_sizes
+from marft_jax.learning.cells import Cells
 from marft_jax.learning.chain import Chain
 from marft_jax.learning.layers import turn_sums
 
@@ -31,7 +31,7 @@ def sibling_advantage(chain: Chain, by_step: bool = False) -> np.ndarray:
     Sources: leave-one-out credit by replay, C3 (arXiv 2603.06859); AT-GRPO (arXiv 2510.11062).
     """
     paid_EJ = chain.rewards_EJ.astype(np.float64) + chain.kl_EJ
-    returns_E, kl_E, sizes_E = paid_EJ.sum(1), chain.kl_EJ.sum(1), magnitudes(chain)[:, 0]
+    returns_E, kl_E, sizes_E = paid_EJ.sum(1), chain.kl_EJ.sum(1), reward_sizes(chain)[:, 0]
     trunk_E, branch_E = chain.origin.trunk_E, chain.origin.branch_E
     advantages_EJ = np.zeros_like(chain.rewards_EJ)
     for trunk in np.flatnonzero(branch_E < 0):
@@ -43,8 +43,8 @@ def sibling_advantage(chain: Chain, by_step: bool = False) -> np.ndarray:
             later += (returns_E[siblings] - later).sum() / (len(siblings) + 1)
             value = own - chain.kl_EJ[trunk, is_own_J].sum()
             values = np.asarray([value, *(returns_E - kl_E)[siblings]]) - value
-            if is_rounding(np.abs(values).max(), sizes_E[tree_E].max()):
-                continue
+            tree = Cells(np.ones(len(values)), np.zeros(len(values), int))
+            values = tree.zero_same(values, sizes_E[tree_E].max())
             apart = values - (values.sum() - values) / len(siblings)
             advantages_EJ[trunk] += apart[0] * is_own_J
             advantages_EJ[siblings] = apart[1:, None]
@@ -81,4 +81,4 @@ def solo_advantage(chain: Chain) -> np.ndarray:
     apart_EJ = returns_E1 - solo_EJ - turn_sums(chain.kl_EJ, chain)
     apart_EJ = np.where(np.isnan(solo_EJ), 0, apart_EJ) * chain.mask_EJ
     over = Cells(chain.weight_EJ, chain.group_EJ).split(chain.agent_EJ)
-    return zero_rounding(apart_EJ, over, magnitudes(chain))
+    return over.zero_same(apart_EJ, reward_sizes(chain))

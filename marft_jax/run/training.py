@@ -6,7 +6,6 @@ measures and reports a step, ``saving.py`` saves it or takes it back.
 
 from __future__ import annotations
 
-import functools
 from concurrent.futures import Executor
 from pathlib import Path
 from typing import NamedTuple
@@ -110,12 +109,12 @@ def rollout_source(run: Training) -> RolloutSource:
     """Makes the source of steps that the team plays itself."""
     config, session = run.config, run.session
     credit = make_credit(config.algo, session.team)
-    has_signal, watch = functools.partial(groups_with_signal, algo=config.algo), ToolWatch()
+    watch = ToolWatch()
 
     def play(job: Job, cancelled: Cancelled) -> Collected:
         source = run.curriculum.source(job.level)
         rollout = make_rollout(session, source, run.threads, cancelled=cancelled)
-        collected = collect(rollout, credit, has_signal, config, job.attempt)
+        collected = collect(rollout, credit, groups_with_signal, config, job.attempt)
         watch.look(job.attempt, collected.calls)
         return collected
 

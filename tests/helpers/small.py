@@ -15,12 +15,11 @@ from jax.sharding import Mesh
 
 from marft_jax import config as config_lib
 from marft_jax.cli import configure
-from marft_jax.config import Algo
 from marft_jax.engine.compiled import Shape
 from marft_jax.engine.engine import Engine
 from marft_jax.learning.batch import Batch
 from marft_jax.learning.chain import Chain, make_chain
-from marft_jax.learning.credit import make_credit, reward_size
+from marft_jax.learning.credit import make_credit
 from marft_jax.learning.rows import Level
 from marft_jax.learning.settings import Appo
 from marft_jax.models import decoder, lora
@@ -304,17 +303,14 @@ def paid(episodes: Sequence[Episode], **algo: Any) -> list[np.ndarray]:
     return list(map(make_credit(Appo(**algo), team(3)), episodes))
 
 
-def chain(
-    episodes: Sequence[Episode], rewards: Sequence[np.ndarray], level: Level, algo: Algo
-) -> Chain:
+def chain(episodes: Sequence[Episode], rewards: Sequence[np.ndarray], level: Level) -> Chain:
     """The chain of episodes whose decisions stand one after another, in no rows."""
     decisions, end = {}, 0
     for e, whole in enumerate(episodes):
         for k, acted in enumerate(whole.turns):
             start, end = end, end + (1 if level == "action" else len(acted.action))
             decisions[e, k] = range(start, end)
-    sizes = [reward_size(whole, algo) for whole in episodes]
-    return make_chain(episodes, rewards, decisions, sizes)
+    return make_chain(episodes, rewards, decisions)
 
 
 def places_EJ(batch: Batch) -> np.ndarray:

@@ -364,7 +364,7 @@ def test_statistics_weigh_every_turn_once_whatever_its_length(grouped, how):
         own = RETURNS[cell]
         expected[cell] = (own - own.mean()) / (own.std() + 1e-8)
     _, returns = find_algorithm("grpo").advantages(Appo(), grouped, None, None)
-    normalized = find_normalizer(how)(returns, grouped, None, False)
+    normalized = find_normalizer(how)(returns, grouped, False)
     np.testing.assert_allclose(by_turn(np.asarray(normalized), grouped), expected, atol=1e-5)
 
 
@@ -377,10 +377,9 @@ def test_a_group_weighs_every_episode_once_however_many_turns_it_has():
     advantages, returns = find_algorithm("gspo").advantages(algo, chain, None, None)
     np.testing.assert_allclose(np.asarray(advantages)[0, 0], 0.5)
     np.testing.assert_allclose(np.asarray(advantages)[1, :3], -0.5)
-    assert np.asarray(find_normalizer("group")(returns, chain, None, False))[:, 0].round(
-        4
-    ).tolist() == [1, -1]
-    batch = np.asarray(find_normalizer("batch")(returns, chain, None, False))[:, 0]
+    group = np.asarray(find_normalizer("group")(returns, chain, False))[:, 0]
+    np.testing.assert_allclose(group, [1, -1], atol=1e-4)
+    batch = np.asarray(find_normalizer("batch")(returns, chain, False))[:, 0]
     np.testing.assert_allclose(batch, [3**0.5, -(3**-0.5)], rtol=1e-5)
 
 

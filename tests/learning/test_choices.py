@@ -203,7 +203,7 @@ def test_each_agent_is_normalised_within_its_group():
     ]
     rewards = [np.array(x, np.float32) for x in paid]
     chain = batch_lib.build(episodes, rewards, (0, 1), Appo(), "action").chain
-    got = find_normalizer("group_agent")(chain.rewards_EJ, chain, None, False)
+    got = find_normalizer("group_agent")(chain.rewards_EJ, chain, False)
     expected = [[1, -1], [-1, 1], [0, 0], [0, 0]]
     np.testing.assert_allclose(got * chain.mask_EJ, expected, atol=1e-6)
 

@@ -268,7 +268,7 @@ def test_others_are_normalised_as_if_the_agent_had_not_acted(
         normalize = "own_median:median"
     algo = algo_of(name, normalize=normalize)
     algorithm = ALGORITHMS[name]
-    chain = small.chain(episodes, small.paid(episodes), algorithm.level, algo)
+    chain = small.chain(episodes, small.paid(episodes), algorithm.level)
     values_EJ = np.random.default_rng(0).normal(size=chain.mask_EJ.shape) * chain.mask_EJ
     how = algo, chain, values_EJ, np.zeros(3)
     found_EJ, _ = normalized_advantages(algo, marked(value, agent)(algorithm), *how[1:])
@@ -287,10 +287,10 @@ def test_others_are_normalised_as_if_the_agent_had_not_acted(
 
 
 def test_what_agents_earned_alike_stays_without_advantage_beside_one_that_has_none():
-    """Magnitudes, against which rounding is measured, are those of the other agents."""
+    """The sizes that rounding is measured against are those of the other agents."""
     episodes = [small.episode(0, e.turns[:2], [0.3]) for e in EPISODES]
     algo = algo_of("grpo", normalize="group")
-    chain = small.chain(episodes, small.paid(episodes), "token", algo)
+    chain = small.chain(episodes, small.paid(episodes), "token")
     rewards_EJ = np.where((chain.agent_EJ == 0) & (chain.mask_EJ > 0), np.nan, chain.rewards_EJ)
     spoiled = chain._replace(rewards_EJ=rewards_EJ)
     found_EJ, _ = normalized_advantages(algo, ALGORITHMS["grpo"], spoiled, rewards_EJ, np.zeros(2))

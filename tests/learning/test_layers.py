@@ -35,7 +35,7 @@ def episode(index, layers, lengths, rewards, steps=None):
 
 def chain_of(episodes, level, rewards=None):
     rewards = small.paid(episodes) if rewards is None else rewards
-    return small.chain(episodes, rewards, level, Appo())
+    return small.chain(episodes, rewards, level)
 
 
 def test_a_turn_begins_a_layer_where_it_saw_one_of_the_layer_before_or_in_a_new_step():

@@ -10,7 +10,6 @@ import small
 
 from marft_jax.cli import configure
 from marft_jax.errors import BadInput
-from marft_jax.learning.advantages import magnitudes
 from marft_jax.learning.algorithms import ALGORITHMS, normalized_advantages
 from marft_jax.learning.chain import Chain, chain_of_turns
 from marft_jax.learning.normalizers import NORMALIZERS
@@ -278,7 +277,7 @@ def test_a_branch_keeps_the_place_of_its_turn_in_the_trunk():
     chain = chain_of_turns(*learnable(played))
     assert [row[0] for row in chain.turn.agent_turn_EJ[1:].tolist()] == [0, 1, 1]
     assert chain.turn.number_EJ[1:, 0].tolist() == chain.turn.layer_EJ[1:, 0].tolist() == [0, 2, 3]
-    found = NORMALIZERS["group_turn"](sibling_advantage(chain), chain, magnitudes(chain), True)
+    found = NORMALIZERS["group_turn"](sibling_advantage(chain), chain, True)
     assert np.abs(found[[1, 2, 3], 0]) == pytest.approx(1)
 
 

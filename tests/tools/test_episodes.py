@@ -15,7 +15,7 @@ from marft_jax.config import Rollout as Settings
 from marft_jax.envs.threads import DaemonThreads
 from marft_jax.errors import EpisodesFailed, RunFailed
 from marft_jax.formats import jsonlines
-from marft_jax.learning.credit import groups_with_signal, make_credit, reward_size
+from marft_jax.learning.credit import groups_with_signal, make_credit
 from marft_jax.learning.settings import Appo
 from marft_jax.rollout import recorded
 from marft_jax.rollout.collect import collect
@@ -214,7 +214,5 @@ def test_the_cost_of_a_call_is_the_callers():
     turns = [small.turn(0, [1], [2])._replace(calls=(call(cost=0.25), call(cost=0.25)), index=0)]
     turns.append(small.turn(1, [1], [2])._replace(index=1))
     episode = small.episode(0, turns, [1.0])
-    algo = Appo()
-    paid = make_credit(algo, small.team())(episode)
+    paid = make_credit(Appo(), small.team())(episode)
     np.testing.assert_array_equal(paid, np.asarray([-0.5, 1.0], np.float32))
-    assert reward_size(episode, algo) == 1.5
