@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import sys
 import types
@@ -22,41 +23,40 @@ from marft_jax.learning.settings import SETTINGS, resolve
 from marft_jax.run.guard import by_agent
 from marft_jax.types import MAIN
 
-MARK = 77.0
+NO_LOSS, NO_SLOPE = 77.0, 78.0
+"""Advantages for which the loss, or its gradient alone, is not finite."""
 VALUES = [np.nan, *(pytest.param(x, marks=pytest.mark.release) for x in (np.inf, -np.inf))]
 NAMES = ["appo", "tppo", "grpo", "gspo", "cispo", "reinforce"]
+ADVANTAGES = dict[int, float]()
+"""Agent to the advantages that it has instead of its own, now."""
 
 
-def marked(value, agent):
-    """Advantages of an agent that are a value; where it is ``MARK`` the loss may be spoiled."""
-
-    def wrap(algorithm):
-        def advantages(config, chain, values_EJ, baseline_P):
-            found_EJ, returns_EJ = algorithm.advantages(config, chain, values_EJ, baseline_P)
-            return np.where(chain.agent_EJ == agent, value, found_EJ), returns_EJ
-
-        return algorithm._replace(advantages=advantages)
-
-    return wrap
+@contextlib.contextmanager
+def advantages_of(agent, value):
+    """All advantages of an agent are this value."""
+    ADVANTAGES[agent] = value
+    try:
+        yield
+    finally:
+        ADVANTAGES.clear()
 
 
-def loss_of_nothing(algorithm):
-    def loss(config, logprobs, old_logprobs, advantages):
-        own = algorithm.policy_loss(config, logprobs, old_logprobs, advantages)
-        return jnp.where(advantages == MARK, jnp.nan, own)
+def of_ones_own(algorithm):
+    """The algorithm with ``ADVANTAGES``, and a loss that two of them spoil: one program for all."""
 
-    return algorithm._replace(policy_loss=loss)
-
-
-def loss_without_slope(algorithm):
-    """Its value is 0 where its gradient is not finite."""
+    def advantages(config, chain, values_EJ, baseline_P):
+        found_EJ, returns_EJ = algorithm.advantages(config, chain, values_EJ, baseline_P)
+        for agent, value in ADVANTAGES.items():
+            found_EJ = np.where(chain.agent_EJ == agent, value, found_EJ)
+        return found_EJ, returns_EJ
 
     def loss(config, logprobs, old_logprobs, advantages):
         own = algorithm.policy_loss(config, logprobs, old_logprobs, advantages)
-        is_marked = advantages == MARK
+        own = jnp.where(advantages == NO_LOSS, jnp.nan, own)
+        is_marked = advantages == NO_SLOPE
         return jnp.where(is_marked, jnp.sqrt(jnp.where(is_marked, 0 * logprobs, 1)), own)
 
-    return algorithm._replace(policy_loss=loss)
+    return algorithm._replace(advantages=advantages, policy_loss=loss)
 
 
 def algo_of(name, **more):
@@ -66,10 +66,8 @@ def algo_of(name, **more):
 
 
 @functools.cache
-def learner_of(name, *wraps, mode="shared", bases=(MAIN,), **more):
-    algorithm = ALGORITHMS[name]
-    for wrap in wraps:
-        algorithm = wrap(algorithm)
+def learner_of(name, mode="shared", bases=(MAIN,), **more):
+    algorithm = of_ones_own(ALGORITHMS[name])
     critic = Critic(mode=mode, hidden=(8,))
     config = small.config(algo=algo_of(name, **more), lora=LORA, critic=critic)
     team, base = small.team(2), small.base(LAYERS)
@@ -94,6 +92,12 @@ def update(learner, spoil=lambda batch: batch, state=None, episodes=EPISODES):
     return before, jax.device_get(after), jax.device_get(metrics)
 
 
+@functools.cache
+def sound_update(name):
+    """State after a step in which all numbers are finite."""
+    return update(learner_of(name))[1]
+
+
 def check(agent, sound, before, after, metrics):
     """The agent is as before, the other one as after a sound update, and the guard knows."""
     other = 1 - agent
@@ -111,8 +115,9 @@ def check(agent, sound, before, after, metrics):
 @pytest.mark.parametrize("value", VALUES)
 @pytest.mark.parametrize("name", NAMES)
 def test_advantages_of_an_algorithm_of_ones_own(name, value, agent):
-    _, sound, _ = update(learner_of(name))
-    spoiled = update(learner_of(name, marked(value, agent)))
+    sound = sound_update(name)
+    with advantages_of(agent, value):
+        spoiled = update(learner_of(name))
     check(agent, sound, *spoiled)
     assert spoiled[2]["nonfinite"]["advantages"][agent] > 0
     if SETTINGS[name].has_critic:
@@ -120,11 +125,11 @@ def test_advantages_of_an_algorithm_of_ones_own(name, value, agent):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("wrap", [loss_of_nothing, loss_without_slope])
+@pytest.mark.parametrize("mark", [NO_LOSS, NO_SLOPE])
 @pytest.mark.parametrize("name", NAMES)
-def test_a_loss_of_ones_own(name, wrap):
-    _, sound, _ = update(learner_of(name, wrap))  # the same program, in which nothing is marked
-    check(0, sound, *update(learner_of(name, marked(MARK, 0), wrap)))
+def test_a_loss_of_ones_own(name, mark):
+    with advantages_of(0, mark):
+        check(0, sound_update(name), *update(learner_of(name)))
 
 
 def decisions_of(batch, agent):
@@ -153,8 +158,8 @@ def test_one_behaviour_logprob(name, value, agent):
     learner = learner_of(name)
     before, after, metrics = update(learner, spoil)
     if np.isnan(value):
-        check(agent, update(learner)[1], before, after, metrics)
-    assert same(member(after, 1 - agent), member(update(learner)[1], 1 - agent))
+        check(agent, sound_update(name), before, after, metrics)
+    assert same(member(after, 1 - agent), member(sound_update(name), 1 - agent))
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(after))
 
 
@@ -230,17 +235,20 @@ def test_returns_and_entropy_weights(mode, what, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("bases", [("other", MAIN), (MAIN, "other")])
-@pytest.mark.parametrize("normalize", ["none", "batch", "group"])
+@pytest.mark.parametrize(
+    ("bases", "normalize"),
+    [(("other", MAIN), "none"), ((MAIN, "other"), "none"), ((MAIN, "other"), "batch")],
+)
 def test_agents_on_another_base(bases, normalize):
     def of(learner):
         adapters = small.adapters(2, layers=LAYERS)
         own = {b: jax.tree.map(lambda x, n=n: x[n : n + 1], adapters) for n, b in enumerate(bases)}
         return update(learner, state=learner.init().with_adapters(own))
 
-    how = {"bases": bases, "normalize": normalize}
-    _, sound, _ = of(learner_of("grpo", **how))
-    before, after, metrics = of(learner_of("grpo", marked(np.nan, 0), **how))
+    learner = learner_of("grpo", bases=bases, normalize=normalize)
+    _, sound, _ = of(learner)
+    with advantages_of(0, np.nan):
+        before, after, metrics = of(learner)
     assert same(after.policies[bases[0]], before.policies[bases[0]])
     assert not same(after.policies[bases[1]], before.policies[bases[1]])
     if normalize == "none":
@@ -267,15 +275,17 @@ def test_others_are_normalised_as_if_the_agent_had_not_acted(
         monkeypatch.setitem(sys.modules, "own_median", own_median)
         normalize = "own_median:median"
     algo = algo_of(name, normalize=normalize)
-    algorithm = ALGORITHMS[name]
+    algorithm = of_ones_own(ALGORITHMS[name])
     chain = small.chain(episodes, small.paid(episodes), algorithm.level)
     values_EJ = np.random.default_rng(0).normal(size=chain.mask_EJ.shape) * chain.mask_EJ
     how = algo, chain, values_EJ, np.zeros(3)
-    found_EJ, _ = normalized_advantages(algo, marked(value, agent)(algorithm), *how[1:])
+    with advantages_of(agent, value):
+        found_EJ, _ = normalized_advantages(algo, algorithm, *how[1:])
     own_EJ, real_EJ = chain.agent_EJ == agent, chain.mask_EJ > 0
     assert np.isnan(found_EJ[own_EJ & real_EJ]).all()
     assert np.isfinite(found_EJ[~own_EJ & real_EJ]).all()
-    another, _ = normalized_advantages(algo, marked(-value, agent)(algorithm), *how[1:])
+    with advantages_of(agent, -value):
+        another, _ = normalized_advantages(algo, algorithm, *how[1:])
     np.testing.assert_array_equal(found_EJ, another)
     if normalize == "none":
         sound, _ = normalized_advantages(algo, algorithm, *how[1:])
