@@ -25,8 +25,7 @@ def run_train(folder, base, *flags):
     return left.value.code
 
 
-@pytest.mark.parametrize("holes", [False, True])
-@pytest.mark.parametrize("context", ["own", "shared"])
+@pytest.mark.parametrize(("context", "holes"), [("own", True), ("shared", False)])
 def test_no_id_without_a_token_is_sampled_and_no_episode_is_dropped(context, holes, tmp_path):
     base = padded.write(tmp_path / "base", 400, holes)
     tokenizer, run = from_directory(base), tmp_path / "run"
@@ -60,9 +59,7 @@ agents:
 """
 
 
-@pytest.mark.parametrize(
-    ("student", "teacher"), [(400, 264), (400, 300), (264, 400), (300, 301)], ids=str
-)
+@pytest.mark.parametrize(("student", "teacher"), [(400, 264), (400, 401)], ids=str)
 def test_a_teacher_with_other_padding_scores_the_same_tokens(student, teacher, tmp_path):
     base = padded.write(tmp_path / "student", student)
     other = padded.write(tmp_path / "teacher", teacher)
