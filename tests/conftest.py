@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import gc
 import os
@@ -26,6 +27,7 @@ import pytest  # noqa: E402
 
 from marft_jax.engine import engine  # noqa: E402
 from marft_jax.learning import learner  # noqa: E402
+from marft_jax.learning.settings import LearnerSettings  # noqa: E402
 from marft_jax.parallel import compilation  # noqa: E402
 from marft_jax.team.prompts import Team  # noqa: E402
 
@@ -59,16 +61,22 @@ def share_programs() -> None:
     A test that changes what is traced asks for ``own_programs``.
     """
 
-    def members(team: Team) -> Any:
-        facts = team.bases, team.owners, team.numbers, team.learning_bases
-        return facts, len(team.profiles)
+    def traced(x: Any) -> Any:
+        """What a program is made of: a longer run is the same, but for a schedule, and so is one
+        that begins with other adapters."""
+        if isinstance(x, Team):
+            return x.bases, x.owners, x.numbers, x.learning_bases, len(x.profiles)
+        if isinstance(x, LearnerSettings):
+            x = x._replace(lora=dataclasses.replace(x.lora, init=None))
+            return x._replace(steps=0) if x.algo.lr_schedule == "constant" else x
+        return x
 
     def shared(make: Callable[..., Any]) -> Callable[..., Any]:
         made: list[tuple[Any, Any]] = []
 
         @functools.wraps(make)
         def get(*args: Any, **kwargs: Any) -> Any:
-            key = [members(x) if isinstance(x, Team) else x for x in args], kwargs
+            key = list(map(traced, args)), kwargs
             for others, programs in made:
                 if others == key:
                     return programs
