@@ -329,12 +329,19 @@ def check_all(pool, answers, forms, pick=0):
     ]
 
 
-@pytest.mark.slow
+MONEY = ("so she has \\boxed{\\$%s}", "so she has %s dollars.", "so she has $%s.", "It is %s.")
+
+
+@pytest.mark.release
 def test_every_gsm8k_answer_equals_itself_and_no_other(pool, shared_data):
     answers = references(shared_data, "gsm8k/test.jsonl", "answer")
-    money = ("so she has \\boxed{\\$%s}", "so she has %s dollars.", "so she has $%s.", "It is %s.")
     assert len(answers) == 1319
-    assert check_all(pool, answers, FORMS + money) == []
+    assert check_all(pool, answers, FORMS + MONEY) == []
+
+
+def test_a_slice_of_gsm8k_answers_equal_themselves_and_no_other(pool, shared_data):
+    answers = references(shared_data, "gsm8k/test.jsonl", "answer")
+    assert check_all(pool, random.Random(0).sample(answers, 60), FORMS + MONEY) == []
 
 
 def test_a_slice_of_math_answers_equal_themselves_and_no_other(pool, shared_data):
@@ -343,7 +350,7 @@ def test_a_slice_of_math_answers_equal_themselves_and_no_other(pool, shared_data
     assert check_all(pool, random.Random(0).sample(hard, 120), FORMS) == []
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_every_hard_math_answer_equals_itself_and_no_other(pool, shared_data):
     """Whole numbers are tested with the answers of GSM8K."""
     answers = references(shared_data, "math/test.jsonl", "final_answer")

@@ -108,10 +108,13 @@ def test_all_of_them_train_the_built_in_model(tmp_path, monkeypatch):
     assert "modulus=3" in (run / "config.yaml").read_text()
 
 
+SMALL = ["--algo.episodes", "32", "--critic.warmup_steps", "0"]
+
+
 def train_with(sampler, run, capsys):
     flags = ["--rollout.sampler", f"table:{sampler}", "--run.dir", str(run), "--run.steps", "2"]
     with pytest.raises(SystemExit) as left:
-        train.main([*flags, "--algo.episodes", "32", "--critic.warmup_steps", "0"])
+        train.main([*flags, *SMALL])
     return left.value.code, capsys.readouterr().err
 
 
@@ -148,7 +151,7 @@ def test_a_sampler_that_kept_older_adapters_is_noticed_in_the_step_in_which_it_d
 )  # fmt: skip
 def test_what_is_no_sampler_is_refused_in_one_line(flags, said, tmp_path, capsys):
     with pytest.raises(SystemExit) as left:
-        train.main([*flags, "--run.dir", str(tmp_path), "--run.steps", "1", "--algo.episodes", "8"])
+        train.main([*flags, *SMALL, "--run.dir", str(tmp_path), "--run.steps", "1"])
     error = capsys.readouterr().err
     assert left.value.code == (2 if said else 0) and said in error
     assert not said or error.count("\n") == 1
