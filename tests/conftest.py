@@ -62,12 +62,14 @@ def share_programs() -> None:
     """
 
     def traced(x: Any) -> Any:
-        """What a program is made of: a longer run is the same, but for a schedule, and so is one
-        that begins with other adapters."""
+        """What a program is made of: a run that continues or is longer has the same, but for a
+        schedule, and so has one that begins with other adapters."""
         if isinstance(x, Team):
             return x.bases, x.owners, x.numbers, x.learning_bases, len(x.profiles)
         if isinstance(x, LearnerSettings):
-            x = x._replace(lora=dataclasses.replace(x.lora, init=None))
+            resolved = {"lr", "correction"} & {own.name for own in dataclasses.fields(x.algo)}
+            algo = dataclasses.replace(x.algo, **dict.fromkeys(resolved, "auto"))
+            x = x._replace(algo=algo, lora=dataclasses.replace(x.lora, init=None))
             return x._replace(steps=0) if x.algo.lr_schedule == "constant" else x
         return x
 
