@@ -103,7 +103,7 @@ setup(
             "models/weights/tiny.safetensors",
             "models/tokenizers/bytes/*",
             "envs/grading/units.txt",
-            "interop/card.md",
+            "extras/export/card.md",
             "extras/report/page/*",
         ]
     },

@@ -26,8 +26,10 @@ _T = TypeVar("_T", bound=Callable[..., Any])
 
 EXTRAS = {
     "env.code": "marft_jax.extras.code.programs",
+    "env.judged": "marft_jax.extras.judge.environment",
     "env.open_spiel": "marft_jax.extras.games.open_spiel",
     "env.pettingzoo": "marft_jax.extras.games.pettingzoo",
+    "env.reasoning_gym": "marft_jax.extras.gym.environment",
     "env.textarena": "marft_jax.extras.games.textarena",
     "env.verifiers": "marft_jax.extras.verifiers.environment",
     "tool.mcp": "marft_jax.extras.mcp.source:source",
@@ -35,16 +37,21 @@ EXTRAS = {
     "sandbox.limits": "marft_jax.extras.code.sandbox.guest.filter",
     "form.check": "marft_jax.extras.structured.grammar:check",
     "form.constraint": "marft_jax.extras.structured.grammar:constraint",
+    "model.gguf": "marft_jax.extras.gguf.source:open_file",
+    "lora.hub": "marft_jax.extras.export.hub:fetch",
+    "step_reward.judge": "marft_jax.extras.judge.verdicts:step_reward",
     "program.source": "marft_jax.extras.gateway.program:source",
     "program.workflow": "marft_jax.extras.gateway.program:program",
     "state.pool": "marft_jax.extras.games.pool:past_selves",
     "evaluation.games": "marft_jax.extras.games.command",
+    "command.export": "marft_jax.extras.export.command:main",
     "command.plan": "marft_jax.extras.planning.command:main",
     "command.report": "marft_jax.extras.report.command:main",
     "command.serve": "marft_jax.extras.gateway.command:main",
 }
-"""Where the extras are: a module, or what it defines. ``env.NAME`` is the environment NAME, and
-``tool.NAME`` makes the tools of NAME from their options and the place of these, for messages."""
+"""Where the extras are: a module, or what it defines. ``env.NAME`` is the environment NAME,
+``model.SUFFIX`` opens base models in files of that kind, and ``tool.NAME`` makes the tools of NAME
+from their options and the place of these, for messages."""
 _MOST_PARTS = 100_000  # of an info
 
 

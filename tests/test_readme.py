@@ -89,7 +89,7 @@ def extras() -> dict[str, list[str]]:
 
 def test_whatever_is_missing_is_installed_by_one_form_that_works_from_a_checkout(extras):
     """Of each message of the package; exports go to people who have no checkout."""
-    files = [f for f in (ROOT / "marft_jax").rglob("*.py") if f.parent.name != "interop"]
+    files = [f for f in (ROOT / "marft_jax").rglob("*.py") if f.parent.name != "export"]
     advice = [line for f in files for line in f.read_text().splitlines() if "pip install" in line]
     assert len(advice) > 9
     for line in advice:

@@ -32,8 +32,6 @@ Split = Literal["train", "eval"]
 BUILT_IN = {
     "arithmetic": "marft_jax.envs.arithmetic",
     "math": "marft_jax.envs.maths",
-    "judged": "marft_jax.envs.judged",
-    "reasoning_gym": "marft_jax.envs.reasoning_gym",
 }
 BUILT_IN |= {
     name.removeprefix("env."): module for name, module in EXTRAS.items() if name.startswith("env.")

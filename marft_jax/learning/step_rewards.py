@@ -6,8 +6,7 @@ import re
 from collections.abc import Callable
 
 from marft_jax.envs.grading.extract import boxed_answer
-from marft_jax.envs.judged import JUDGE, SCORE, scores_of
-from marft_jax.plugins import load_function
+from marft_jax.plugins import load_extra, load_function
 from marft_jax.types import Episode, Turn
 
 StepReward = Callable[[Turn, float, Episode], float]
@@ -46,25 +45,8 @@ def verifier(turn: Turn, reward: float, episode: Episode) -> float:
 
 
 def judge(turn: Turn, reward: float, episode: Episode) -> float:
-    """Mark from 0 to 1 that a judge gives this agent, or all agents; R where there is no mark.
-
-    In the environment ``judged`` the mark is that of the judge's verdict
-    (``envs.judged.scores_of``). In other environments the agent ``judge`` ends with lines such as
-    ``planner: 7`` or ``score: 7``, out of 10. A line that another agent wrote as well is a
-    quotation and not a mark.
-    """
-    info = episode.results[turn.step].info
-    if "scores" in info:
-        return dict(info["scores"] or {}).get(turn.name, reward)
-    said = [t for t in episode.turns if t.step == turn.step and t.name == JUDGE]
-    names = [SCORE, *(t.name for t in episode.turns)]
-    scores = scores_of(said[-1].text, names=names) if said else {}
-    name = turn.name if turn.name in scores else SCORE
-    if name not in scores or said[-1].truncated:
-        return reward
-    mark = rf"{re.escape(name)}\W*:\W*0*{10 * scores[name]:g}(?!\d|\.\d*[1-9])"
-    quoted = any(re.search(mark, t.text, re.I) for t in episode.turns if t.name != JUDGE)
-    return reward if quoted else scores[name]
+    """Mark that a judge gives this agent, or all agents (``extras/judge``); R without a mark."""
+    return load_extra("step_reward.judge")(turn, reward, episode)
 
 
 STEP_REWARDS: dict[str, StepReward] = {

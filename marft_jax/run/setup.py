@@ -21,7 +21,7 @@ from marft_jax.engine.compiled import Shape
 from marft_jax.engine.engine import Engine
 from marft_jax.envs.base import EnvSource, Split, make
 from marft_jax.errors import BadInput
-from marft_jax.interop import hub, initial
+from marft_jax.interop import initial
 from marft_jax.learning import state_parts
 from marft_jax.learning.algorithms import find_algorithm
 from marft_jax.learning.learner import Learner, TrainState
@@ -296,8 +296,8 @@ def initial_state(session: Session, fresh: TrainState) -> TrainState:
     """
     settings, saved = session.config.lora, None
     run = settings.init
-    if run is not None and run.startswith(hub.PREFIX):
-        run = str(hub.fetch(run))
+    if run is not None and run.startswith("hub:"):
+        run = str(load_extra("lora.hub")(run))
         settings = dataclasses.replace(settings, init=run)
     if run is not None and (Path(run).expanduser() / "checkpoints").is_dir():
         with Checkpoints(Path(run).expanduser(), {}, keep=1) as checkpoints:

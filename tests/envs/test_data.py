@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from marft_jax import check
-from marft_jax.envs import judged
 from marft_jax.envs.base import OneOf, Task, held_out, make
 from marft_jax.envs.datasets import load
 from marft_jax.envs.maths import Settings
 from marft_jax.errors import BadInput
+from marft_jax.extras.judge import environment as judged
 
 
 def write(path, rows):

@@ -10,7 +10,7 @@ import numpy as np
 from safetensors.numpy import load_file, save_file
 
 from marft_jax.config import Model
-from marft_jax.interop import huggingface
+from marft_jax.extras.export import huggingface
 from marft_jax.models.weights.load import load_base
 
 SHIFT, BYTES = 7, 256

@@ -11,7 +11,7 @@ import numpy as np
 from safetensors.numpy import load_file, save_file
 
 from marft_jax.config import Model
-from marft_jax.interop import huggingface
+from marft_jax.extras.export import huggingface
 from marft_jax.models.weights.load import load_base
 
 HOLES = (128, 192)  # bytes that no ASCII text has

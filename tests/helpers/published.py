@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from marft_jax.interop import huggingface
+from marft_jax.extras.export import huggingface
 from marft_jax.models.tokenizers.tokenizer import ByteTokenizer
 
 _TEXT: dict[str, Any] = dict(

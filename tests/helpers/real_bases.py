@@ -9,7 +9,7 @@ import numpy as np
 import small
 from tokenizers.pre_tokenizers import ByteLevel
 
-from marft_jax.interop import huggingface
+from marft_jax.extras.export import huggingface
 
 _CHATML = (
     "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>\n' }}"

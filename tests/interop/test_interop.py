@@ -13,14 +13,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import small
+from logits import TOKENS, our_logits
 from safetensors.numpy import load_file, save_file
 
 from marft_jax import config as config_lib
 from marft_jax.config import Lora
 from marft_jax.errors import BadInput
-from marft_jax.interop import huggingface, peft
+from marft_jax.extras.export import huggingface
+from marft_jax.interop import peft
 from marft_jax.interop.initial import initial_adapters
-from marft_jax.models import decoder, lora
+from marft_jax.models import lora
 from marft_jax.models.config_json import read_config
 from marft_jax.models.decoder import DecoderConfig
 from marft_jax.models.families import FAMILIES, dense, multipliers
@@ -52,7 +54,6 @@ VARIANTS = {
     "granite": dense(**SHAPE, **multipliers(0.25, 3.0, 0.5, 4.0)),
     "olmo2": dense(**SHAPE, **FAMILIES["Olmo2ForCausalLM"].traits),
 }  # fmt: skip
-TOKENS = np.random.default_rng(0).integers(0, 256, (2, 9))
 RANK, ALPHA = 3, 5.0
 TARGETS = tuple(VARIANTS["llama"].matrices())
 
@@ -78,19 +79,6 @@ def random_factors(config: DecoderConfig, targets=TARGETS, rank=RANK, seed=2):
         b = rng.normal(size=(config.n_layers, rank, d_out)) * 0.3
         factors[target] = {"a": a.astype(np.float32), "b": b.astype(np.float32)}
     return factors
-
-
-def our_logits(base: BaseModel, factors=None, alpha=ALPHA):
-    positions = jnp.broadcast_to(jnp.arange(TOKENS.shape[1]), TOKENS.shape)
-    fused, mask = None, None
-    if factors is not None:
-        adapters = jax.tree.map(lambda x: jnp.asarray(x)[None], factors)
-        owners = jnp.zeros_like(positions)
-        fused = lora.fuse(adapters, lora.scale_of(adapters, alpha), jnp.float32)
-        mask = lora.owner_mask(owners, fused)
-    until = jnp.full_like(positions, TOKENS.shape[1] - 1)
-    hidden, _ = decoder.forward(base.graphdef, base.params, TOKENS, positions, until, fused, mask)
-    return np.asarray(decoder.project(base.graphdef, base.params, hidden))
 
 
 def their_logits(folder, adapter=None):

@@ -18,8 +18,9 @@ from safetensors.numpy import load_file, save_file
 
 from marft_jax.config import Model
 from marft_jax.errors import BadInput
+from marft_jax.extras.export import huggingface
 from marft_jax.extras.planning import cost
-from marft_jax.interop import huggingface, peft
+from marft_jax.interop import peft
 from marft_jax.interop.initial import initial_adapters
 from marft_jax.learning import batch as batch_lib
 from marft_jax.learning.algorithms import find_algorithm

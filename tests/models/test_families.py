@@ -15,11 +15,12 @@ import pytest
 from safetensors.numpy import save_file
 
 from marft_jax.errors import BadInput
+from marft_jax.extras.gguf import config as gguf_config
+from marft_jax.extras.gguf import tensors as gguf_files
 from marft_jax.models import config_json, decoder, families
 from marft_jax.models.names import paths_by_name
 from marft_jax.models.rope import RopeScaling
-from marft_jax.models.weights import gguf as gguf_files
-from marft_jax.models.weights import gguf_config, load, safetensors
+from marft_jax.models.weights import load, safetensors
 from marft_jax.models.weights.layout import expert_rows, layouts
 
 BASE = dict(

@@ -6,7 +6,6 @@ import base64
 import json
 import pickle
 import struct
-import threading
 import time
 import zlib
 from pathlib import Path
@@ -15,26 +14,23 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import test_gguf
 import test_tokenizer
 from safetensors.numpy import save_file
+from strangers import ODD, Peak, harmless, refused, resident
 from test_load import SETTINGS, tensors_of
 
 from marft_jax.config import Model
 from marft_jax.envs.datasets import rows
-from marft_jax.errors import BadInput
 from marft_jax.extras.code import rows as code_rows
 from marft_jax.formats import foreign
 from marft_jax.interop import peft
 from marft_jax.models import config_json
 from marft_jax.models.tokenizers import tokenizer
-from marft_jax.models.weights import gguf, gguf_config, load, safetensors, sources
+from marft_jax.models.weights import load, safetensors, sources
 from marft_jax.run import manifest
 from marft_jax.team.team_files import load_team
 
 DEEP, LONG = "[" * 5000 + "]" * 5000, "1" * 5001
-ODD: list[Any] = [None, [], {}, [[1]], {"a": []}, "x", "", -1, 0, 1, 0.5, True, 10**30,
-                  float("nan"), float("inf"), [10**12] * 3, "9" * 5000]  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
@@ -43,22 +39,6 @@ def soon():
     start = time.thread_time()  # of this thread, however busy the machine is
     yield
     assert time.thread_time() - start < 15
-
-
-def refused(call, *arguments) -> str:
-    with pytest.raises(BadInput) as caught:
-        call(*arguments)
-    message = str(caught.value)
-    assert "\n" not in message and len(message) < 1000
-    return message
-
-
-def harmless(call, *arguments) -> None:
-    """It works, or it is bad input: nothing else."""
-    try:
-        call(*arguments)
-    except BadInput as error:
-        assert "\n" not in str(error)
 
 
 @pytest.mark.parametrize("text", [DEEP, LONG, "[1,", "\udc80", '{"a":' * 200 + "1" + "}" * 200])
@@ -111,82 +91,6 @@ def test_every_odd_setting_of_a_model_is_named_or_harmless():
         assert "num_hidden_layers" in refused(config_json.read_config, settings, "config.json")
 
 
-def gguf_file(tmp_path: Path) -> gguf.GGUF:
-    test_gguf.write(tmp_path / "m.gguf")
-    return gguf.open_gguf(tmp_path / "m.gguf")
-
-
-@pytest.mark.slow
-def test_every_odd_field_of_a_gguf_file_is_named_or_harmless(tmp_path):
-    file = gguf_file(tmp_path)
-    keys = [*file.metadata, "llama.rope.freq_base", "llama.rope.scaling.factor",
-            "llama.attention.key_length", "llama.attention.layer_norm_rms_epsilon",
-            "llama.attention.sliding_window", "llama.expert_count"]  # fmt: skip
-    for key in keys:
-        for value in ODD:
-            harmless(gguf_config.read_config, file._replace(metadata={**file.metadata, key: value}))
-    metadata = test_gguf.byte_level_metadata("smollm")
-    names = ["bos", "eos", "unknown", "padding", "eot"]
-    keys = [*metadata, *(f"tokenizer.ggml.{name}_token_id" for name in names)]
-    for at, key in enumerate(keys):  # each value at some of the keys: a tokenizer is not cheap
-        for value in ODD[at % 3 :: 3]:
-            harmless(tokenizer.from_gguf, {**metadata, key: value}, "m.gguf")
-
-
-def test_a_gguf_file_with_any_bytes_changed_is_refused_or_harmless(tmp_path):
-    test_gguf.write(tmp_path / "m.gguf")
-    whole = (tmp_path / "m.gguf").read_bytes()
-    rng = np.random.default_rng(0)
-    for _ in range(150):
-        data = bytearray(whole)
-        for at in rng.integers(0, 1400, 3):
-            data[at] = rng.choice([0, 1, 9, 127, 255])
-        (tmp_path / "m.gguf").write_bytes(data)
-        harmless(test_gguf.read, tmp_path / "m.gguf")
-
-
-def header(*metadata: bytes, tensors: bytes = b"", count: int = 0) -> bytes:
-    return b"GGUF" + struct.pack("<IQQ", 3, count, len(metadata)) + b"".join(metadata) + tensors
-
-
-def text(value: bytes) -> bytes:
-    return struct.pack("<Q", len(value)) + value
-
-
-def test_gguf_headers_that_ask_for_too_much(tmp_path):
-    nested = struct.pack("<IQ", 9, 1) * 100_000
-    wide = text(b"t") + struct.pack("<I", 100_000) + b"\xff" * 800_000 + struct.pack("<IQ", 0, 0)
-    for data, expected in (
-        (header(text(b"k") + struct.pack("<I", 9) + nested), "GGUF"),
-        (header(text(b"k") + struct.pack("<IIQ", 9, 10, 2**60)), "GGUF"),
-        (header(text(b"k") + struct.pack("<IIQ", 9, 8, 2**60)), "GGUF"),
-        (header(text(b"split.count") + struct.pack("<I", 8) + text(b"x")), "GGUF"),
-        (header(text(b"general.alignment") + struct.pack("<II", 4, 0)), "GGUF"),
-        (header(tensors=wide, count=1), "GGUF"),
-    ):
-        (tmp_path / "m.gguf").write_bytes(data)
-        assert expected in refused(gguf.open_gguf, tmp_path / "m.gguf")
-    test_gguf.write(tmp_path / "m.gguf", block_count=100_000)
-    assert "block_count" in refused(test_gguf.read, tmp_path / "m.gguf")
-
-
-@pytest.mark.slow
-def test_a_gguf_header_larger_than_that_of_any_model_is_refused_in_little_memory(tmp_path):
-    file, peak = tmp_path / "m.gguf", Peak()
-    many = struct.pack("<IIQ", 9, 0, 3_000_000) + b"\1" * 3_000_000
-    for data, size in (
-        (header(text(b"k") + many), 0),
-        (header(struct.pack("<Q", 3 << 30)), 4 << 30),  # a key of gigabytes, in a file with room
-    ):
-        file.write_bytes(data)
-        with file.open("ab") as stream:
-            stream.truncate(max(size, len(data)))  # sparse
-        before = resident()
-        with peak:
-            assert "larger than that of any model" in refused(gguf.open_gguf, file)
-        assert peak.bytes - before < 800e6
-
-
 def tensor_file(file: Path, name: str, kind: str, shape: list[int], size: int) -> None:
     entry = {name: {"dtype": kind, "shape": shape, "data_offsets": [0, size]}}
     head = json.dumps(entry).encode()
@@ -237,26 +141,3 @@ def test_hidden_tests_whose_pickle_asks_for_gigabytes_are_refused():
     with (peak := Peak()):
         wrong = code_rows.as_task({"problem": "p", "private_test_cases": packed})
     assert "in place 536870912" in wrong and peak.bytes < resident() + 200e6
-
-
-def resident() -> int:
-    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
-
-
-class Peak:
-    """The most memory that the process has, looked at every millisecond."""
-
-    bytes = 0
-
-    def __enter__(self):
-        self.over = threading.Event()
-        self.thread = threading.Thread(target=self.watch, daemon=True)
-        self.thread.start()
-
-    def watch(self):
-        while not self.over.wait(0.001):
-            self.bytes = max(self.bytes, resident())
-
-    def __exit__(self, *_):
-        self.over.set()
-        self.thread.join()

@@ -19,7 +19,8 @@ import small
 from safetensors.numpy import load_file, save_file
 
 from marft_jax.config import Lora, Model
-from marft_jax.interop import huggingface, peft
+from marft_jax.extras.export import huggingface
+from marft_jax.interop import peft
 from marft_jax.interop.initial import initial_adapters
 from marft_jax.learning import batch as batch_lib
 from marft_jax.models import config_json, decoder, lora

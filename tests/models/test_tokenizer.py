@@ -11,7 +11,9 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers
 
 from marft_jax.errors import BadInput
-from marft_jax.models.tokenizers import tokenizer, vocabulary
+from marft_jax.extras.gguf import tokenizer as gguf_tokenizer
+from marft_jax.extras.gguf import vocabulary
+from marft_jax.models.tokenizers import tokenizer
 from marft_jax.models.tokenizers.tokenizer import ByteTokenizer, Tokenizer
 from marft_jax.run import transcripts
 from marft_jax.types import without_thinking
@@ -318,7 +320,7 @@ def test_scores_of_a_gguf_vocabulary_order_the_merges(tmp_path):
         "tokenizer.ggml.token_type": kinds,
         "tokenizer.ggml.eos_token_id": 2,
     }
-    ours = tokenizer.from_gguf(metadata, "test")
+    ours = gguf_tokenizer.from_gguf(metadata, "test")
     for text in TEXTS:
         assert ours.encode(text) == theirs.encode(text), text
 

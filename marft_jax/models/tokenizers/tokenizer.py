@@ -12,7 +12,6 @@ import json
 import os
 import sys
 import time
-import types
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -34,12 +33,6 @@ FALLBACK_TEMPLATE = (
 )
 """For models that come without a chat template."""
 
-_GGUF_SPECIAL = {
-    "bos_token": "bos",
-    "eos_token": "eos",
-    "unk_token": "unknown",
-    "pad_token": "padding",
-}
 _PROBE = "qxz"
 
 
@@ -277,7 +270,7 @@ class ByteTokenizer(Tokenizer):
     FILES = Path(__file__).with_name("bytes")
 
     def __init__(self) -> None:
-        fast = _transformers().PreTrainedTokenizerFast
+        fast = import_transformers().PreTrainedTokenizerFast
         super().__init__(fast.from_pretrained(self.FILES), source="the built-in model")
         self.date(0)  # its template shows none
 
@@ -304,7 +297,7 @@ def from_directory(directory: Path) -> Tokenizer:
 
 def _without_its_code(directory: Path) -> Any:
     """Tokenizer of a folder whose own Python files, named by ``auto_map``, are never run."""
-    library, known = _transformers(), {"local_files_only": True, "trust_remote_code": False}
+    library, known = import_transformers(), {"local_files_only": True, "trust_remote_code": False}
     try:
         return library.AutoTokenizer.from_pretrained(directory, **known)
     except ValueError:
@@ -313,31 +306,8 @@ def _without_its_code(directory: Path) -> Any:
     return library.PreTrainedTokenizerFast.from_pretrained(directory, **known)
 
 
-def from_gguf(metadata: Mapping[str, Any], source: str) -> Tokenizer:
-    """Tokenizer, special tokens and chat template in a GGUF file's metadata.
-
-    Raises:
-        BadInput: the vocabulary is of a kind that is not known.
-    """
-    from marft_jax.models.tokenizers import vocabulary
-
-    with readable(source, "GGUF tokenizer"):
-        backend = vocabulary.from_gguf(metadata, source)
-        tokens, special = metadata["tokenizer.ggml.tokens"], dict[str, str]()
-        for name, key in _GGUF_SPECIAL.items():
-            if (i := metadata.get(f"tokenizer.ggml.{key}_token_id")) is not None:
-                special[name] = tokens[i]
-        template = metadata.get("tokenizer.chat_template")
-        uncopied: Any = types.SimpleNamespace(__deepcopy__=lambda memo: backend)  # a copy is slow
-        fast = _transformers().PreTrainedTokenizerFast(
-            tokenizer_object=uncopied, chat_template=template, **special
-        )
-        end_of_turn = metadata.get("tokenizer.ggml.eot_token_id")
-        return Tokenizer(fast, [] if end_of_turn is None else [end_of_turn], source)
-
-
-def _transformers() -> Any:
-    """Imported where used: it takes seconds, and the built-in model does without."""
+def import_transformers() -> Any:
+    """Imports transformers, late: it takes seconds, and the built-in model does without."""
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # "PyTorch was not found"
     import transformers
 

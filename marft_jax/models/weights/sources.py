@@ -1,4 +1,4 @@
-"""Where a base model comes from: the built-in one, a directory, a hub id, or a GGUF file."""
+"""Where a base model comes from: the built-in one, a directory, a hub id, or a file."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from marft_jax.formats.foreign import read_settings
 from marft_jax.models import config_json
 from marft_jax.models.decoder import DecoderConfig
 from marft_jax.models.tokenizers.tokenizer import ByteTokenizer, Tokenizer
+from marft_jax.plugins import EXTRAS, load_extra
 
 Tensors = Iterable[tuple[str, np.ndarray]]
 Shapes = dict[str, tuple[int, ...]]
@@ -55,13 +56,13 @@ def decoder_config(source: str) -> DecoderConfig:
 
 
 def directory_of(source: str) -> Path | None:
-    """Directory with a base's config.json and tokenizer; None for ``tiny`` and GGUF files."""
+    """Directory with a base's config.json and tokenizer; None for ``tiny`` and for files."""
     path = _locate(source)
     return path if path and path.is_dir() else None
 
 
 def _locate(base: str, wanted: Sequence[str] = _WANTED) -> Path | None:
-    """A directory (of a hub id: of the wanted files) or a GGUF file; None for the built-in model.
+    """A directory (of a hub id: of the wanted files) or a file; None for the built-in model.
 
     Raises:
         BadInput: it is none of these, or the hub does not give it.
@@ -69,9 +70,9 @@ def _locate(base: str, wanted: Sequence[str] = _WANTED) -> Path | None:
     path = Path(base).expanduser()
     if base == "tiny":
         return None
-    if path.is_dir() or (path.suffix == ".gguf" and path.is_file()):
+    if path.is_dir() or (_format_of(path) in EXTRAS and path.is_file()):
         return path
-    if path.suffix == ".gguf":
+    if _format_of(path) in EXTRAS:
         raise BadInput(f"--model.base: no such file: {base} (see scripts/fetch_model.py)")
     if path.exists() or not _HUB_ID.fullmatch(base):
         raise BadInput(
@@ -79,6 +80,11 @@ def _locate(base: str, wanted: Sequence[str] = _WANTED) -> Path | None:
             f"got {base!r}{'' if path.exists() else ', which does not exist'}"
         )
     return _download(base, wanted)
+
+
+def _format_of(path: Path) -> str:
+    """Names the extra that reads files of this kind, where there is one."""
+    return f"model{path.suffix}"
 
 
 def open_source(base: str, wanted: Sequence[str] = _WANTED) -> Source:
@@ -90,7 +96,7 @@ def open_source(base: str, wanted: Sequence[str] = _WANTED) -> Source:
     path = _locate(base, wanted)
     if path is None:
         return _open_tiny()
-    return _open_directory(path) if path.is_dir() else _open_gguf(path)
+    return _open_directory(path) if path.is_dir() else load_extra(_format_of(path))(path)
 
 
 def _open_tiny() -> Source:
@@ -120,20 +126,7 @@ def _open_directory(directory: Path) -> Source:
         config,
         lambda config, shapes, _: safetensors.read(directory, config, shapes),
         lambda: tokenizer.from_directory(directory),
-        lambda: _digest([file, *safetensors.weight_files(directory)]),
-    )
-
-
-def _open_gguf(path: Path) -> Source:
-    from marft_jax.models.tokenizers import tokenizer
-    from marft_jax.models.weights import gguf, gguf_config
-
-    file = gguf.open_gguf(path)
-    return Source(
-        lambda: gguf_config.read_config(file),
-        lambda config, shapes, quantize: gguf.read(file, config, shapes, quantize),
-        lambda: tokenizer.from_gguf(file.metadata, str(path)),
-        lambda: _digest([path], file.header_bytes),
+        lambda: digest_of([file, *safetensors.weight_files(directory)]),
     )
 
 
@@ -151,7 +144,7 @@ def _download(hub_id: str, wanted: Sequence[str]) -> Path:
         ) from error
 
 
-def _digest(files: list[Path], header_bytes: int = 1 << 16) -> str:
+def digest_of(files: list[Path], header_bytes: int = 1 << 16) -> str:
     """SHA-256 over each file's size, its header and ``_PAGES`` evenly spaced pages.
 
     Costs the same for every size of model; names and places of the files do not count.

@@ -13,7 +13,7 @@ from run_files import write_run
 
 from marft_jax.cli import configure
 from marft_jax.errors import BadInput, RunFailed
-from marft_jax.interop import card, hub
+from marft_jax.extras.export import card, hub
 from marft_jax.team.profiles import BUILT_IN
 from marft_jax.team.team_files import Blueprint
 

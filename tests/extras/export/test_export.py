@@ -20,7 +20,8 @@ from marft_jax import cli, export
 from marft_jax.cli import configure
 from marft_jax.envs.maths import Settings
 from marft_jax.errors import BadInput
-from marft_jax.interop import card, huggingface, peft, turns
+from marft_jax.extras.export import card, command, huggingface, turns
+from marft_jax.interop import peft
 from marft_jax.learning.settings import Imitation
 from marft_jax.models import config_json
 from marft_jax.models.families import FAMILIES
@@ -296,7 +297,7 @@ def test_the_card_of_an_imitated_run_tells_losses(tmp_path):
 def test_a_card_names_files_without_their_places(session, run, tmp_path):
     data = ["/home/someone/secret/train.jsonl", "owner/name:train"]
     config = dataclasses.replace(session.config, env=Settings(data=tuple(data)))
-    facts = card.Facts(str(run), 3, config, Blueprint(BUILT_IN), export._portable(str(run)))
+    facts = card.Facts(str(run), 3, config, Blueprint(BUILT_IN), command._portable(str(run)))
     for base in ("model.gguf", ""):
         card.write(tmp_path, facts, {"solver": ["solver"]}, base)
         text = (tmp_path / "README.md").read_text()
@@ -306,7 +307,7 @@ def test_a_card_names_files_without_their_places(session, run, tmp_path):
 
 def test_a_merged_model_is_written_for_one_agent_or_for_each(run, tmp_path, monkeypatch):
     shown = []
-    monkeypatch.setattr(export.Progress, "__call__", lambda self, *counts: shown.append(counts))
+    monkeypatch.setattr(command.Progress, "__call__", lambda self, *counts: shown.append(counts))
     assert run_export("--run", run, "--out", tmp_path / "a", "--format", "merged", "--agent",
                       "solver") == 0  # fmt: skip
     assert {p.name for p in (tmp_path / "a").iterdir()} == {"solver", "README.md"}

@@ -14,9 +14,10 @@ import small
 from scripted import Scripted, text
 
 from marft_jax.envs.base import make
-from marft_jax.envs.judged import Settings, scores_of
 from marft_jax.envs.threads import DaemonThreads
 from marft_jax.errors import BadInput, EpisodesFailed
+from marft_jax.extras.judge.environment import Settings
+from marft_jax.extras.judge.verdicts import scores_of
 from marft_jax.learning.step_rewards import find_step_reward
 from marft_jax.rollout.rollout import Rollout
 from marft_jax.run.metrics import _of_environment

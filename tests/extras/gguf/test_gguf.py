@@ -18,14 +18,15 @@ import transformers
 
 from marft_jax import check
 from marft_jax.errors import BadInput
+from marft_jax.extras.gguf import config as gguf_config
+from marft_jax.extras.gguf import tensors as gguf_files
+from marft_jax.extras.gguf import tokenizer, vocabulary
 from marft_jax.models import config_json
 from marft_jax.models.families import dense
 from marft_jax.models.names import source_name
 from marft_jax.models.ops import blocks
 from marft_jax.models.parts.experts import ExpertsConfig
-from marft_jax.models.tokenizers import tokenizer, vocabulary
-from marft_jax.models.weights import gguf as gguf_files
-from marft_jax.models.weights import gguf_config, load
+from marft_jax.models.weights import load
 
 CHATML = (
     "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>\n' }}"

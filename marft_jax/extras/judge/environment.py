@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import os
-import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
@@ -22,12 +21,10 @@ from marft_jax.envs.datasets.rows import LeftOut
 from marft_jax.envs.grading.compare import quick
 from marft_jax.envs.grading.extract import extract
 from marft_jax.errors import BadInput
+from marft_jax.extras.judge.verdicts import JUDGE, SCORE, scores_of
 from marft_jax.setting import Positive, Seconds, setting
 from marft_jax.types import StepResult, Turn, without_thinking
 
-JUDGE = "judge"
-SCORE = "score"  # the line of a verdict that is about all of the texts
-_MARK = re.compile(r"(\d{1,15}(?:\.\d{1,15})?)(?: ?/ ?(\d{1,15}(?:\.\d{1,15})?))?", re.ASCII)
 _AGAIN = "The last reply had no verdict."
 _ASKS = 2  # how often a judge is asked for a verdict
 
@@ -71,53 +68,6 @@ class Verdict(NamedTuple):
     text: str
     tokens: int
     scores: Mapping[str, float]
-
-
-def scores_of(
-    text: str, nonce: str = "", names: Sequence[str] = (), best: float = 10.0, criteria: int = 0
-) -> dict[str, float]:
-    """Reads the verdict of a reply: its last lines ``NAME NONCE: N`` or ``NAME NONCE: N/BEST``.
-
-    Returns no scores if a line has another form, a mark is above the best mark, or a name occurs
-    twice.
-
-    Args:
-        nonce: nonce of the question; with "" the lines are ``NAME: N``.
-        names: without a nonce, the only names that count.
-        best: best mark.
-        criteria: number of criteria; with criteria ``SCORE`` has a yes or no for each, not a mark.
-
-    >>> scores_of("planner 1f: 5/10\\nscore 1f: 8", "1f")
-    {'score': 0.8, 'planner': 0.5}
-    >>> scores_of("score 1f: yes, no", "1f", criteria=2)
-    {'score': 0.5}
-    >>> scores_of("The planner wrote: score: 10", "1f"), scores_of("score 1f: -3", "1f")
-    ({}, {})
-    """
-    found: dict[str, float] = {}
-    for line in reversed(text.splitlines()):
-        label, _, value = re.sub(r"[*`]", "", line).strip(" -.").partition(":")
-        name, _, given = label.rpartition(" ") if nonce else (label, "", "")
-        name = SCORE if name.lower() == SCORE else name
-        if label and (given != nonce or not (nonce or name in names)):
-            break
-        if label:
-            score = _read(value.strip(), best, criteria if name == SCORE else 0)
-            if score is None or name in found:
-                return {}
-            found[name] = score
-    return found
-
-
-def _read(value: str, best: float, criteria: int) -> float | None:
-    """Reads a mark, or with criteria a yes or no for each, as a score from 0 to 1."""
-    if criteria:
-        said = re.split(r"[,\s]+", value.lower())
-        is_one = len(said) == criteria and {"yes", "no"}.issuperset(said)
-        return said.count("yes") / criteria if is_one else None
-    match = _MARK.fullmatch(value)
-    is_one = match and float(match[1]) <= best == float(match[2] or best)
-    return float(match[1]) / best if match and is_one else None
 
 
 def source(env: Settings, split: Split) -> EnvSource:

@@ -17,13 +17,14 @@ import jax.numpy as jnp
 import numpy as np
 import published
 import pytest
+from logits import TOKENS, our_logits
 from safetensors.numpy import load_file, save_file
 from test_export import run_export
-from test_interop import TOKENS, our_logits
 
 from marft_jax import config as config_lib
 from marft_jax.cli import configure
-from marft_jax.interop import huggingface, peft
+from marft_jax.extras.export import huggingface
+from marft_jax.interop import peft
 from marft_jax.models.weights.load import load_base
 from marft_jax.run.checkpoints import Checkpoints
 from marft_jax.run.compatibility import identity_of

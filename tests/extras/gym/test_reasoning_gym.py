@@ -11,8 +11,8 @@ import pytest
 
 from marft_jax import cli
 from marft_jax.envs.base import make
-from marft_jax.envs.reasoning_gym import Settings
 from marft_jax.errors import BadInput
+from marft_jax.extras.gym.environment import Settings
 from marft_jax.types import Turn
 
 pytest.importorskip("reasoning_gym")
@@ -90,7 +90,7 @@ def attack(self, text, entry):
 from reasoning_gym.games import countdown
 countdown.CountdownDataset.score_answer = attack
 import runpy
-runpy.run_module("marft_jax.envs.gym_worker", run_name="__main__")
+runpy.run_module("marft_jax.extras.gym.worker", run_name="__main__")
 """
     request = json.dumps({"seed": 1, "text": "1", "seconds": 20}) + "\n"
     line, theirs = socket.socketpair()

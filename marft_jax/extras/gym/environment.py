@@ -62,7 +62,7 @@ def source(env: Settings, split: Split) -> EnvSource:
             '--env.name reasoning_gym needs its package: pip install -e ".[reasoning-gym]"'
         )
     settings = dict(map(base.read_option, env.options))
-    command = (sys.executable, "-m", "marft_jax.envs.gym_worker", env.task, json.dumps(settings))
+    command = (sys.executable, "-m", "marft_jax.extras.gym.worker", env.task, json.dumps(settings))
     workers = Workers(env.workers, command)
     tasks = _Tasks(workers, env.holdout, split, env.grade_seconds)
     try:

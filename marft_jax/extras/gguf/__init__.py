@@ -1,0 +1,1 @@
+"""Base models in files of llama.cpp."""
