@@ -1,4 +1,4 @@
-"""Published speeds of other systems: their bounds, the README's table, and the range of a plan."""
+"""Published speeds of other systems: bounds, the table of scripts, and the range of a plan."""
 
 from __future__ import annotations
 
@@ -122,8 +122,8 @@ def test_each_ratio_is_that_of_a_published_figure_and_our_bound():
     assert all(0.1 < ratio < 0.8 for _, _, ratio in ratios)  # none beats the bound
 
 
-def test_the_readme_has_the_table_of_published_figures(repository):
-    text = (repository / "marft_jax/extras/planning/README.md").read_text(encoding="utf-8")
+def test_the_figures_of_scripts_have_the_table_of_published_figures(repository):
+    text = (repository / "scripts/README.md").read_text(encoding="utf-8")
     for f in FIGURES:
         what = f"{f.work} | {f.name}"
         [row] = [x for x in text.splitlines() if what in x and f"{f.measured:,.0f} |" in x]
