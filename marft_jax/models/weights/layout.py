@@ -32,84 +32,57 @@ _FP8 = np.arange(256, dtype=np.uint8).view(ml_dtypes.float8_e4m3fn).astype(np.fl
 _FP8_BLOCK = 128
 
 
-class Layout(NamedTuple):
-    """Our tensors in one of a checkpoint.
+class Stored(NamedTuple):
+    """Tensor of a checkpoint, of one of ours or several.
 
     Attributes:
-        paths: of our tensors, in their order there.
-        experts: 0 where their rows follow each other; else the tensor is ``[experts, in, out]``, or
-            ``[experts, out]`` of biases, and the columns of an expert's pieces alternate.
+        paths: of our tensors, in their order there; expert by expert.
+        experts: number of experts, in front of the tensor's other axes; 0 for a tensor without.
+        alternates: an expert has ``[in, out]``, or ``[out]`` of biases, and the columns of its
+            pieces alternate. Else it has ``[out, in]``, and the rows of its pieces follow each
+            other.
+        names: that our tensors have in a checkpoint in which each expert is by itself.
     """
 
     paths: Sequence[str]
     experts: int = 0
+    alternates: bool = False
+    names: Sequence[str] = ()
 
     @property
     def pieces(self) -> int:
-        """Pieces of an expert."""
-        return len(self.paths) // self.experts
+        """Pieces of an expert, or of a tensor without."""
+        return len(self.paths) // max(1, self.experts)
 
     def shape(self, shapes: Shapes) -> tuple[int, ...]:
         """Shape of the tensor in the checkpoint."""
-        rows, *others = shapes[self.paths[0]]
-        if self.experts:
-            return self.experts, *others, rows * self.pieces
-        return sum(shapes[path][0] for path in self.paths), *others
+        own = [shapes[path] for path in self.paths[: self.pieces]]
+        (_, *others), rows = own[0], sum(shape[0] for shape in own)
+        each = (*others, rows) if self.alternates else (rows, *others)
+        return (self.experts, *each) if self.experts else each
 
     def split(self, stored: Any, shapes: Shapes) -> Iterator[tuple[str, np.ndarray]]:
-        """Yields (our path, array); ``stored`` may read from its file what is sliced."""
-        start = 0
-        for path in self.paths if not self.experts else ():
-            end = start + shapes[path][0]
-            yield path, stored[start:end]
-            start = end
-        for e in range(self.experts):
-            own = stored[e : e + 1][0]
-            own = own.reshape(*own.shape[:-1], -1, self.pieces)
-            for piece in range(self.pieces):
-                yield self.paths[e * self.pieces + piece], own[..., piece].T
+        """Yields (our path, array), reading one expert at a time; ``stored`` may read from its file
+        what is sliced."""
+        for first in range(0, len(self.paths), self.pieces):
+            e = first // self.pieces
+            own, start = stored[e : e + 1][0] if self.experts else stored, 0
+            for i, path in enumerate(self.paths[first : first + self.pieces]):
+                end = start + shapes[path][0]
+                yield path, own[..., i :: self.pieces].T if self.alternates else own[start:end]
+                start = end
 
     def join(self, arrays: Sequence[np.ndarray]) -> np.ndarray:
         """The inverse of ``split``."""
-        if not self.experts:
-            return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
-        turned = np.stack([array.T for array in arrays])  # [experts · pieces, in, out]
-        split = turned.reshape(self.experts, self.pieces, *turned.shape[1:])
-        whole = np.moveaxis(split, 1, -1)
-        return np.ascontiguousarray(whole.reshape(*whole.shape[:-2], -1))
+        firsts = range(0, len(arrays), self.pieces)
+        whole = [self._join(arrays[first : first + self.pieces]) for first in firsts]
+        return np.stack(whole) if self.experts else whole[0]
 
-
-class ExpertRows(NamedTuple):
-    """Tensors of experts in one, ``[experts, out, in]``; an expert's pieces follow each other.
-
-    Attributes:
-        names: that our tensors have where each is by itself.
-        paths: of our tensors, expert by expert.
-    """
-
-    names: Sequence[str]
-    paths: Sequence[str]
-    pieces: int
-
-    @property
-    def each(self) -> list[Layout]:
-        """Layout of every expert."""
-        n = self.pieces
-        return [Layout(self.paths[i : i + n]) for i in range(0, len(self.paths), n)]
-
-    def shape(self, shapes: Shapes) -> tuple[int, ...]:
-        """Shape of the tensor in the checkpoint."""
-        return len(self.each), *self.each[0].shape(shapes)
-
-    def split(self, stored: Any, shapes: Shapes) -> Iterator[tuple[str, np.ndarray]]:
-        """Yields (our path, array), reading one expert at a time."""
-        for e, own in enumerate(self.each):
-            yield from own.split(stored[e : e + 1][0], shapes)
-
-    def join(self, arrays: Sequence[np.ndarray]) -> np.ndarray:
-        """The inverse of ``split``."""
-        n = self.pieces
-        return np.stack([np.concatenate(arrays[i : i + n]) for i in range(0, len(arrays), n)])
+    def _join(self, pieces: Sequence[np.ndarray]) -> np.ndarray:
+        if not self.alternates:
+            return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
+        columns = np.stack([piece.T for piece in pieces], axis=-1)
+        return columns.reshape(*columns.shape[:-2], -1)
 
 
 class MXFP4(NamedTuple):
@@ -187,9 +160,9 @@ class FP8(NamedTuple):
         return np.multiply(scales, _FP8[self.bits[at]], out=scales)
 
 
-def layouts(config: DecoderConfig, paths: Iterable[str]) -> dict[str, Layout | ExpertRows]:
+def layouts(config: DecoderConfig, paths: Iterable[str]) -> dict[str, Stored]:
     """Every tensor of a checkpoint, by name."""
-    names, found = paths_by_name(config, paths), dict[str, Layout | ExpertRows]()
+    names, found = paths_by_name(config, paths), dict[str, Stored]()
     if config.files == "rows":
         found |= (whole := expert_rows(config, paths))
         single = {name for own in whole.values() for name in own.names}
@@ -198,30 +171,30 @@ def layouts(config: DecoderConfig, paths: Iterable[str]) -> dict[str, Layout | E
         at = f"model.layers.{i}"
         for whole, parts in _FUSED.get(config.files, {}).items():
             own = [names.pop(f"{at}.{part}.weight") for part in parts]
-            found[f"{at}.{whole}.weight"] = Layout(own)
+            found[f"{at}.{whole}.weight"] = Stored(own)
         if config.files == "stacked":
             for leaf in ("weight", "bias"):
                 own = [names.pop(f"{at}.mlp.gate.{leaf}")]
-                found[f"{at}.mlp.router.{leaf}"] = Layout(own)
+                found[f"{at}.mlp.router.{leaf}"] = Stored(own)
             n = next(matrix.experts for matrix in layer.matrices().values() if matrix.experts)
             for whole, part in zip(_STACKED, layer.mlp.MATRICES.values(), strict=True):
                 each = [piece.format(e) for e in range(n) for piece in part.pieces]
                 for ours, theirs in (("weight", ""), ("bias", "_bias")):
                     own = [names.pop(f"{at}.{name}.{ours}") for name in each]
-                    found[f"{at}.mlp.experts.{whole}{theirs}"] = Layout(own, n)
-    return found | {name: Layout([path]) for name, path in names.items()}
+                    found[f"{at}.mlp.experts.{whole}{theirs}"] = Stored(own, n, alternates=True)
+    return found | {name: Stored([path]) for name, path in names.items()}
 
 
-def expert_rows(config: DecoderConfig, paths: Iterable[str]) -> dict[str, ExpertRows]:
+def expert_rows(config: DecoderConfig, paths: Iterable[str]) -> dict[str, Stored]:
     """Tensors of a checkpoint that has one for all experts of a matrix, by name."""
-    by_name, found = paths_by_name(config, paths), dict[str, ExpertRows]()
+    by_name, found = paths_by_name(config, paths), dict[str, Stored]()
     spelling, whole = dict(config.spelling), config.files in ("plain", "rows")
     for i, layer in enumerate(config.layers if whole else ()):
         for name, matrix in layer.mlp.matrices().items():
             known = layer.mlp.MATRICES[name]
             each = [piece.format(e) for e in range(matrix.experts) for piece in known.pieces]
             if names := [f"model.layers.{i}.{one}.weight" for one in each]:
-                own = ExpertRows(names, [by_name[one] for one in names], len(known.pieces))
+                own = [by_name[one] for one in names]
                 name = spelling.get(known.parameter, known.parameter)
-                found[f"model.layers.{i}.{name}"] = own
+                found[f"model.layers.{i}.{name}"] = Stored(own, matrix.experts, names=names)
     return found

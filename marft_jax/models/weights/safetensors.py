@@ -17,7 +17,7 @@ from marft_jax.errors import BadInput
 from marft_jax.formats.foreign import read_settings, readable
 from marft_jax.models.decoder import DecoderConfig
 from marft_jax.models.names import unread_names
-from marft_jax.models.weights.layout import FP8, MXFP4, ExpertRows, Layout, expert_rows, layouts
+from marft_jax.models.weights.layout import FP8, MXFP4, Stored, expert_rows, layouts
 
 LOGGER = logging.getLogger("marft_jax")
 
@@ -118,7 +118,7 @@ def read(
         BadInput: a file is not intact, or a tensor is missing, unexpected, of another shape or not
             of a floating-point type; or two tied ones differ.
     """
-    wanted: dict[str, Layout | ExpertRows] = {**layouts(config, shapes)}
+    wanted: dict[str, Stored] = {**layouts(config, shapes)}
     left_out = 0
     of_experts = expert_rows(config, shapes)
     passed = unread_names(config, "hf") | _names_of_scales({*wanted, *of_experts})
