@@ -1,13 +1,13 @@
 """Published speeds of similar work, as ratios of our bound: the range that a plan may expect.
 
 A ratio is the published speed over the bound that ``cost`` gives for the same work on the same
-chips. The README's table has the figures with their sources, read in November 2026; the tests
-compute the bounds.
+chips. The table of ``scripts/README.md`` has the figures with their sources, read in November 2026;
+the tests compute the bounds.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple
 
 from marft_jax.extras.planning.chips import TPUS
@@ -24,34 +24,17 @@ class Anchor(NamedTuple):
     ratio: float
 
 
-ANCHORS: Sequence[Anchor] = (
-    Anchor("training", "v6e", 0.4003),
-    Anchor("training", "v6e", 0.3616),
-    Anchor("training", "v6e", 0.3443),
-    Anchor("training", "v6e", 0.4223),
-    Anchor("training", "v6e", 0.4507),
-    Anchor("training", "v5p", 0.6458),
-    Anchor("training", "v5p", 0.6576),
-    Anchor("training", "tpu7x", 0.4323),
-    Anchor("training", "tpu7x", 0.2583),
-    Anchor("training", "tpu7x", 0.5232),
-    Anchor("training", "tpu7x", 0.5468),
-    Anchor("LoRA", "h100", 0.1090),
-    Anchor("LoRA", "h100", 0.1939),
-    Anchor("LoRA", "h100", 0.3124),
-    Anchor("LoRA", "h100", 0.1895),
-    Anchor("LoRA", "h100", 0.1939),
-    Anchor("LoRA", "h100", 0.1307),
-    Anchor("LoRA", "h100", 0.1306),
-    Anchor("LoRA", "a6000", 0.2443),
-    Anchor("decode", "v5e", 0.4011),
-    Anchor("decode", "v5e", 0.2157),
-    Anchor("decode", "v5e", 0.5272),
-    Anchor("decode", "v5e", 0.4359),
-    Anchor("decode", "v6e", 0.5131),
-    Anchor("decode", "v6e", 0.4387),
-    Anchor("decode", "a100-40", 0.7246),
-)
+_RATIOS: Mapping[tuple[Work, str], Sequence[float]] = {
+    ("training", "v6e"): (0.4003, 0.3616, 0.3443, 0.4223, 0.4507),
+    ("training", "v5p"): (0.6458, 0.6576),
+    ("training", "tpu7x"): (0.4323, 0.2583, 0.5232, 0.5468),
+    ("LoRA", "h100"): (0.1090, 0.1939, 0.3124, 0.1895, 0.1939, 0.1307, 0.1306),
+    ("LoRA", "a6000"): (0.2443,),
+    ("decode", "v5e"): (0.4011, 0.2157, 0.5272, 0.4359),
+    ("decode", "v6e"): (0.5131, 0.4387),
+    ("decode", "a100-40"): (0.7246,),
+}
+ANCHORS = [Anchor(*what, ratio) for what, ratios in _RATIOS.items() for ratio in ratios]
 
 
 def expected(work: Work, chip: str) -> tuple[float, float]:
