@@ -44,6 +44,7 @@ EXTRAS = {
     "program.workflow": "marft_jax.extras.gateway.program:program",
     "state.pool": "marft_jax.extras.games.pool:past_selves",
     "evaluation.games": "marft_jax.extras.games.command",
+    "command.check": "marft_jax.extras.check.command:main",
     "command.export": "marft_jax.extras.export.command:main",
     "command.plan": "marft_jax.extras.planning.command:main",
     "command.report": "marft_jax.extras.report.command:main",

@@ -19,8 +19,8 @@ from scripted import Scripted
 
 from marft_jax import train
 from marft_jax.envs import base
-from marft_jax.envs.check import check
 from marft_jax.errors import BadInput
+from marft_jax.extras.check.playing import check
 from marft_jax.rollout.rollout import Rollout
 from marft_jax.team import find_workflow
 

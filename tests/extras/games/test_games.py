@@ -14,9 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scripted import Scripted, text
 
-from marft_jax.envs.check import check
 from marft_jax.envs.threads import DaemonThreads
 from marft_jax.errors import BadInput, EpisodesFailed
+from marft_jax.extras.check.playing import check
 from marft_jax.extras.games import exploitability as exact
 from marft_jax.extras.games import pettingzoo, textarena
 from marft_jax.extras.games.moves import read_move

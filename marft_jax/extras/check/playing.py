@@ -1,12 +1,8 @@
-"""Plays an environment with made-up turns and lists what is wrong with it, before a run does.
-
-The command is ``python -m marft_jax.check``.
-"""
+"""Plays an environment with made-up turns and lists what is wrong with it, before a run does."""
 
 from __future__ import annotations
 
 import json
-import runpy
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -145,7 +141,3 @@ def _remarks(played: Sequence[_Events], episodes: int, steps: int) -> list[str]:
         f"rewards from {min(rewards):g} to {max(rewards):g} for made-up answers",
         *(f"warning: {warning}" for warning, is_so in warnings.items() if is_so),
     ]
-
-
-if __name__ == "__main__":  # the name of the command in earlier releases
-    runpy.run_module("marft_jax.check", run_name="__main__")

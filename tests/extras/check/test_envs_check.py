@@ -9,7 +9,7 @@ import time
 import pytest
 
 from marft_jax.check import main
-from marft_jax.envs.check import check
+from marft_jax.extras.check.playing import check
 from marft_jax.types import StepResult
 
 
@@ -145,7 +145,7 @@ def test_the_command_says_what_is_wrong_and_exits_accordingly(repository, tmp_pa
     (tmp_path / "mine.py").write_text(
         "class Bad:\n    def reset(self, seed): return 3\n    def step(self, turns): pass\n"
     )
-    command = [sys.executable, "-m", "marft_jax.envs.check", "mine:Bad"]
+    command = [sys.executable, "-m", "marft_jax.check", "mine:Bad"]
     paths = f"{repository}:{tmp_path}"
     done = subprocess.run(command, capture_output=True, text=True, env={"PYTHONPATH": paths})
     assert done.returncode == 1 and "wrong: seed 0: reset(0): expected a text" in done.stdout

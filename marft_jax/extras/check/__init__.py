@@ -1,0 +1,1 @@
+"""Tries an environment, and shows the tasks of data, before a run starts."""
