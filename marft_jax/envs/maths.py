@@ -28,7 +28,7 @@ _MARKED_LETTER = re.compile(
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings(load.Rows):
+class Settings(load.RowSettings):
     """Settings of mathematics."""
 
     name: str = "math"
@@ -46,17 +46,17 @@ class Settings(load.Rows):
     answers are compared."""
 
     def task_of(self, row: Any) -> Task | LeftOut | str:
-        """See ``Rows``."""
+        """See ``RowSettings``."""
         if self.reward:
             return load.as_task(row, self.question_field, answers="unread")
         return load.as_task(row, self.question_field, self.answer_field)
 
     def answer_of(self, task: Task, row: Any) -> Any:
-        """See ``Rows``; a row pays by itself if the settings name reward functions."""
+        """See ``RowSettings``; a row pays by itself if the settings name reward functions."""
         return RowAnswer(row) if self.reward else task.answer
 
     def tried(self, task: Task) -> list[str]:
-        """See ``Rows``."""
+        """See ``RowSettings``."""
         if not self.reward:
             return []
         paid = weighted_sum(self.reward)(text := "The answer is 1.", task.answer)

@@ -27,7 +27,7 @@ _COMPARE = {"<=": operator.le, ">=": operator.ge}
 
 
 @dataclasses.dataclass(frozen=True)
-class Rows(QuestionSettings):
+class RowSettings(QuestionSettings):
     """Settings of an environment whose tasks are rows of data."""
 
     data: tuple[str, ...] = setting((), path=os.path.isfile)
@@ -77,7 +77,7 @@ class Sifted(NamedTuple):
     instructed: int = 0
 
 
-def sift(source: str, env: Rows) -> Sifted:
+def sift(source: str, env: RowSettings) -> Sifted:
     """Reads all rows of a file or a hub data set that match ``env.filters``. For the source see
     ``rows_of``, which raises ``BadInput``."""
     keeps = [_filter(text) for text in env.filters]
@@ -107,7 +107,7 @@ def _spelled(row: Any) -> Any:
         return error
 
 
-def load(source: str, env: Rows | None = None) -> list[Task]:
+def load(source: str, env: RowSettings | None = None) -> list[Task]:
     """Loads all tasks of a file or a hub data set, in its order.
 
     Faulty rows are reported; a fraction ``env.max_bad_rows`` of them is accepted.
@@ -116,7 +116,7 @@ def load(source: str, env: Rows | None = None) -> list[Task]:
         BadInput: the file is missing or broken, more rows than accepted are faulty, no row is left,
             or the hub cannot be reached. The line names the file and the row.
     """
-    env = env or Rows()
+    env = env or RowSettings()
     rows, tasks, bad, left_out, _ = sift(source, env)
     if len(bad) > env.max_bad_rows * rows:
         raise BadInput(
@@ -133,7 +133,7 @@ def load(source: str, env: Rows | None = None) -> list[Task]:
     return tasks
 
 
-def split_tasks(env: Rows, split: Split) -> list[list[Task]]:
+def split_tasks(env: RowSettings, split: Split) -> list[list[Task]]:
     """Loads the tasks of one side of the split, for each source.
 
     Without ``env.eval_data`` a hash of the question decides the side (see ``base.held_out``). With
@@ -165,7 +165,7 @@ def split_tasks(env: Rows, split: Split) -> list[list[Task]]:
     return sides
 
 
-def chooser(env: Rows, split: Split) -> tuple[Callable[[int], Task], int]:
+def chooser(env: RowSettings, split: Split) -> tuple[Callable[[int], Task], int]:
     """Loads the data that the settings name.
 
     Returns:

@@ -46,7 +46,7 @@ _NOT_RUN = Outcome("timeout", "", "not run")
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings(load.Rows):
+class Settings(load.RowSettings):
     """Settings of programming."""
 
     name: str = "code"
@@ -65,7 +65,7 @@ class Settings(load.Rows):
     files and network."""
 
     def task_of(self, row: Any) -> Task | LeftOut | str:
-        """See ``Rows``."""
+        """See ``RowSettings``."""
         return as_task(row)
 
 

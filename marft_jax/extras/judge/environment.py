@@ -30,7 +30,7 @@ _ASKS = 2  # how often a judge is asked for a verdict
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings(load.Rows):
+class Settings(load.RowSettings):
     """Settings of questions that a judge grades."""
 
     name: str = "judged"
@@ -57,11 +57,11 @@ class Settings(load.Rows):
     )  # fmt: skip
 
     def task_of(self, row: Any) -> Task | LeftOut | str:
-        """See ``Rows``; the answer is "" where a row has none."""
+        """See ``RowSettings``; the answer is "" where a row has none."""
         return load.as_task(row, self.question_field, self.answer_field, answers="optional")
 
 
-class Verdict(NamedTuple):
+class JudgeReply(NamedTuple):
     """Reply of a judge, its tokens, and its scores from 0 to 1: ``SCORE`` for all texts, and names
     of agents; no scores if the reply has no verdict."""
 
@@ -138,7 +138,7 @@ class Judged:
         found = scores_of(text, self._nonce, (), settings.marks, len(settings.rubric))
         return found if is_whole and SCORE in found else {}
 
-    def _judge(self, turns: Sequence[Turn]) -> Verdict:
+    def _judge(self, turns: Sequence[Turn]) -> JudgeReply:
         said = "\n".join(f"{turn.name}: {without_thinking(turn.text)}" for turn in turns)
         content, text, spent, scores = f"{self._instructions()}\n{said}", "", 0, {}
         for _ in range(_ASKS):
@@ -150,7 +150,7 @@ class Judged:
             if scores:
                 break
             content = f"{content}\n\n{_AGAIN} {self._form()}"
-        return Verdict(text, spent, scores)
+        return JudgeReply(text, spent, scores)
 
     def _post(self, content: str) -> Any:
         """Posts a question and returns the reply. A redirect is an error: the key goes to no other
@@ -178,7 +178,7 @@ class TeamJudged(Judged):
         self._asked += 1
         return f"{_AGAIN} {self._form()}"
 
-    def _judge(self, turns: Sequence[Turn]) -> Verdict:
+    def _judge(self, turns: Sequence[Turn]) -> JudgeReply:
         own = [turn for turn in turns if turn.name == JUDGE]
         if not own:
             raise BadInput(
@@ -187,4 +187,4 @@ class TeamJudged(Judged):
             )
         last = own[-1]
         scores = self._scores(last.text, not last.truncated)
-        return Verdict(last.text, len(last.prompt) + len(last.action), scores)
+        return JudgeReply(last.text, len(last.prompt) + len(last.action), scores)

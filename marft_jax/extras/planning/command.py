@@ -22,7 +22,7 @@ from rich.console import Console
 from marft_jax import cli
 from marft_jax import config as config_lib
 from marft_jax.extras.planning import cost, verdict
-from marft_jax.extras.planning.compile import Run, compiled, describe
+from marft_jax.extras.planning.compile import PlannedRun, compiled, describe
 from marft_jax.extras.planning.topology import Topology, find_topology
 from marft_jax.extras.planning.work import on_base, step_work
 from marft_jax.learning.algorithms import find_algorithm
@@ -101,7 +101,7 @@ def plans(
     return {base: verdict.beside(plan, found) for base, plan in found.items()}
 
 
-def title(run: Run, topology: Topology) -> str:
+def title(run: PlannedRun, topology: Topology) -> str:
     """Says in a line what is planned on which hardware."""
     config, model = run.config, run.model
     vocabularies = 1 if model.tie_embeddings else 2

@@ -68,7 +68,7 @@ class Compiled(NamedTuple):
         return max(needed, self.overflow)
 
 
-class Run(NamedTuple):
+class PlannedRun(NamedTuple):
     """A configuration on a topology, as shapes with shardings.
 
     Attributes:
@@ -115,7 +115,7 @@ def describe(
     topology: Topology,
     taught: tuple[Team, Work] | None = None,
     place: tuple[int, int] = (0, 1),
-) -> Run:
+) -> PlannedRun:
     """Describes all that a run puts on the devices, as shapes.
 
     Args:
@@ -145,7 +145,7 @@ def describe(
     learned = programs_lib.programs(settings, {MAIN: (model, graphdef)}, team, algorithm, mesh)
     shards = mesh_lib.row_shards(mesh)
     batch = longest_batch(settings, team, algorithm.level, work, shards, model.d_model)
-    run = Run(
+    run = PlannedRun(
         config, settings, team, model, work, mesh, here, hosts, shape, base,
         _base(config, model, here)[2], learned.init.eval_shape(), played.slots, batch, played,
         learned,
@@ -156,7 +156,7 @@ def describe(
     return run._replace(taught=read, teachers=_teachers(run, taught[0]))
 
 
-def lowered(run: Run) -> dict[str, tuple[Any, Sequence[int]]]:
+def lowered(run: PlannedRun) -> dict[str, tuple[Any, Sequence[int]]]:
     """Lowers the programs of a step; returns each with the host of each of its devices."""
     own = [0] * run.here.size
     everywhere = [i * run.hosts // run.mesh.size for i in range(run.mesh.size)]
@@ -175,7 +175,7 @@ def lowered(run: Run) -> dict[str, tuple[Any, Sequence[int]]]:
     return {name: (x, own if name in playing else everywhere) for name, x in programs.items()}
 
 
-def compiled(run: Run, log: Callable[[str], None]) -> dict[str, Compiled]:
+def compiled(run: PlannedRun, log: Callable[[str], None]) -> dict[str, Compiled]:
     """Compiles the programs of a step, one after another, and logs each.
 
     Not at the same time: libtpu uses all cores for one program and may crash with two.
@@ -203,7 +203,7 @@ def _bytes(values: int, dtype: Any) -> int:
     return values // 2 if four_bits else values * dtype.itemsize
 
 
-def prompt_rows(run: Run) -> tuple[int, int]:
+def prompt_rows(run: PlannedRun) -> tuple[int, int]:
     """Returns rows and width of the largest prefill."""
     width = run.shape.width(run.work.context - run.work.action)
     return run.shape.prefill_rows(width, run.here)[-1], width
@@ -222,7 +222,7 @@ def _base(config: Config, model: DecoderConfig, mesh: Mesh) -> tuple[DecoderConf
     return model, graphdef, nnx.map_state(place, base)
 
 
-def _decode(run: Run) -> dict[str, Any]:
+def _decode(run: PlannedRun) -> dict[str, Any]:
     return dict(
         base=run.base_here,
         adapters=_fused(run),
@@ -233,13 +233,13 @@ def _decode(run: Run) -> dict[str, Any]:
     )
 
 
-def _fused(run: Run) -> Any:
+def _fused(run: PlannedRun) -> Any:
     """Returns the adapters in the form that the engine's programs take."""
     fused = run.engine.fuse.eval_shape(run.state.adapters[MAIN])
     return placed(fused, mesh_lib.replicated(run.here))
 
 
-def _prefill(run: Run) -> dict[str, Any]:
+def _prefill(run: PlannedRun) -> dict[str, Any]:
     return dict(
         base=run.base_here,
         adapters=_fused(run),
@@ -249,7 +249,7 @@ def _prefill(run: Run) -> dict[str, Any]:
     )
 
 
-def _learning(run: Run) -> dict[str, Any]:
+def _learning(run: PlannedRun) -> dict[str, Any]:
     """Lowers the learner's programs for one microbatch."""
     programs, batch = run.learner.bases[MAIN], run.batch
     critic, policy = run.state.critic[MAIN], run.state.policies[MAIN]
@@ -294,11 +294,11 @@ def _learning(run: Run) -> dict[str, Any]:
     return lowered
 
 
-def _microbatch(run: Run, rows: Rows[np.ndarray]) -> Any:
+def _microbatch(run: PlannedRun, rows: Rows[np.ndarray]) -> Any:
     return placed(batch_lib.microbatches(rows)[0], mesh_lib.rows(run.mesh))
 
 
-def _teachers(run: Run, team: Team) -> Any:
+def _teachers(run: PlannedRun, team: Team) -> Any:
     """Returns the adapters of a base's teachers as shapes; None where they have none."""
     pairs = zip(team.teachers, team.bases, strict=True)
     inits = {teacher.init for teacher, base in pairs if teacher and base == MAIN}

@@ -24,7 +24,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from marft_jax.extras.planning.chips import Chip
-from marft_jax.extras.planning.compile import Compiled, Run, per_chip, prompt_rows
+from marft_jax.extras.planning.compile import Compiled, PlannedRun, per_chip, prompt_rows
 from marft_jax.learning.rows import Rows
 from marft_jax.models.decoder import DecoderConfig
 from marft_jax.models.lora import adapted, shape_of
@@ -67,7 +67,7 @@ class Cost(NamedTuple):
         return max(times["arithmetic"], times["memory"]) + times["links"]
 
 
-def costs(run: Run, programs: dict[str, Compiled]) -> dict[str, Cost]:
+def costs(run: PlannedRun, programs: dict[str, Compiled]) -> dict[str, Cost]:
     """Computes the cost of each program."""
     counted = {
         "decode": _decode,
@@ -138,7 +138,7 @@ Counted = tuple[int, float, float]
 """Calls in a step; FLOPs and bytes of one call."""
 
 
-def _decode(run: Run) -> Counted:
+def _decode(run: PlannedRun) -> Counted:
     """Counts a chunk of decode steps with all slots in use."""
     model, shape, steps = run.model, run.shape, run.shape.chunk
     episodes, turns = (processes.share(n, run.hosts) for n in (run.work.episodes, run.work.turns))
@@ -149,7 +149,7 @@ def _decode(run: Run) -> Counted:
     return waves * -(-shape.longest // steps), steps * flops / run.here.size, moved
 
 
-def decode_bytes(run: Run) -> float:
+def decode_bytes(run: PlannedRun) -> float:
     """Returns the least bytes of a decode step: weights and cache are read, logits written.
 
     Of experts, those count that the rows choose if each row chooses at random.
@@ -177,7 +177,7 @@ def _unread_weights(model: DecoderConfig, rows: int) -> float:
     return sum(x.weights * (1 - x.chosen / x.experts) ** rows for x in matrices)
 
 
-def _prefill(run: Run) -> Counted:
+def _prefill(run: PlannedRun) -> Counted:
     rows, width = prompt_rows(run)
     turns = processes.share(run.work.turns, run.hosts)
     flops = forward_flops(run.model, rows * width, width / 2, *_adapters(run))
@@ -185,7 +185,7 @@ def _prefill(run: Run) -> Counted:
     return -(-turns // rows), flops / run.here.size, _weights(run.base_here, run.here)
 
 
-def _values(run: Run) -> Counted:
+def _values(run: PlannedRun) -> Counted:
     learning = run.learning
     prompts = run.batch.prompts
     read = run.batch.rows[MAIN] if prompts is None else prompts[MAIN].rows
@@ -202,7 +202,7 @@ def _values(run: Run) -> Counted:
     return micros, flops / run.mesh.size, passes * _weights(run.base, run.mesh)
 
 
-def _teacher(run: Run) -> Counted:
+def _teacher(run: PlannedRun) -> Counted:
     """Counts a pass of a base over what its teachers read."""
     assert run.taught is not None
     micros, tokens, width, actions = _microbatch(run.taught)
@@ -213,7 +213,7 @@ def _teacher(run: Run) -> Counted:
     return micros, flops / run.mesh.size, _weights(run.base, run.mesh)
 
 
-def _gradients(run: Run) -> Counted:
+def _gradients(run: PlannedRun) -> Counted:
     micros, _, _, actions = _microbatch(run.batch.rows[MAIN])
     epochs, reads = run.config.algo.epochs, 2 * _weights(run.base, run.mesh)
     trained, forward = _trained(run)
@@ -225,14 +225,14 @@ def _gradients(run: Run) -> Counted:
     return epochs * micros, trained / run.mesh.size, reads
 
 
-def _critic(run: Run) -> Counted:
+def _critic(run: PlannedRun) -> Counted:
     calls = run.config.algo.epochs * len(run.batch.rows[MAIN].tokens.ids_BT)
     if run.learning.has_frozen_critic:  # the heads alone
         return calls, 0.0, 0.0
     return calls, _trained(run)[0] / run.mesh.size, 2 * _weights(run.base, run.mesh)
 
 
-def _trained(run: Run) -> tuple[float, float]:
+def _trained(run: PlannedRun) -> tuple[float, float]:
     """FLOPs of a microbatch forwards and backwards through base and adapters, and forwards."""
     _, tokens, width, _ = _microbatch(run.batch.rows[MAIN])
     forward = forward_flops(run.model, tokens, width / 2)
@@ -248,7 +248,7 @@ def _microbatch(rows: Rows[Any]) -> tuple[int, int, int, int]:
     return micros, height * width, width, height * rows.actions.mask_BA.shape[2]
 
 
-def _optimiser(run: Run, params: Any) -> Counted:
+def _optimiser(run: PlannedRun, params: Any) -> Counted:
     """Counts parameters and two moments, read and written, and gradients, read."""
     return run.config.algo.epochs * run.config.algo.minibatches, 0.0, 7 * per_chip(params)
 
@@ -258,5 +258,5 @@ def _weights(base: Any, mesh: Mesh) -> float:
     return per_chip(base) * mesh.shape["fsdp"]
 
 
-def _adapters(run: Run) -> tuple[int, tuple[str, ...]]:
+def _adapters(run: PlannedRun) -> tuple[int, tuple[str, ...]]:
     return sum(run.team.adapters.values()) * run.config.lora.rank, run.config.lora.targets

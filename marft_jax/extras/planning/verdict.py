@@ -9,7 +9,7 @@ from rich import box
 from rich.table import Table
 
 from marft_jax.extras.planning import anchors
-from marft_jax.extras.planning.compile import Compiled, Run, per_chip
+from marft_jax.extras.planning.compile import Compiled, PlannedRun, per_chip
 from marft_jax.extras.planning.cost import LEARNING, OPTIMISERS, PLAYING, Cost, seconds
 from marft_jax.extras.planning.topology import Topology
 from marft_jax.types import MAIN
@@ -25,7 +25,7 @@ class Plan(NamedTuple):
         peaks: bytes per chip while each program runs, with everything else that is allocated then.
     """
 
-    run: Run
+    run: PlannedRun
     topology: Topology
     programs: dict[str, Compiled]
     costs: dict[str, Cost]
@@ -75,7 +75,9 @@ def expected(plan: Plan) -> dict[str, tuple[float, float]]:
     return found
 
 
-def memory_of(run: Run, programs: dict[str, Compiled]) -> tuple[dict[str, float], dict[str, float]]:
+def memory_of(
+    run: PlannedRun, programs: dict[str, Compiled]
+) -> tuple[dict[str, float], dict[str, float]]:
     """Returns bytes per chip by what they hold, and the peak while each program runs."""
     state = run.state
     held = {

@@ -18,15 +18,15 @@ CHUNK = 64
 
 
 class Snapshot(NamedTuple):
-    """``State.inputs`` and ``State.memory`` at an earlier position of each row, ``position_B``."""
+    """``inputs`` and ``memory`` of a state at an earlier position of each row, ``position_B``."""
 
     inputs: Array
     memory: Array | None
     position_B: Array
 
 
-class State(NamedTuple):
-    """State of B rows after the last token of each, a ``LayerCache`` without positions.
+class MixerState(NamedTuple):
+    """MixerState of B rows after the last token of each, a ``LayerCache`` without positions.
 
     The layers may be stacked in front.
 
@@ -40,7 +40,7 @@ class State(NamedTuple):
     memory: Array | None = None
     snapshot: Snapshot | None = None
 
-    def at(self, start_B: Array | None) -> State:
+    def at(self, start_B: Array | None) -> MixerState:
         """The state at these positions: the snapshot where it is of that position, else the
         present state."""
         if self.snapshot is None or start_B is None:
@@ -51,38 +51,38 @@ class State(NamedTuple):
         def choose(old: Array, new: Array) -> Array:
             return jnp.where(jnp.expand_dims(there_B, [*range(1, old.ndim)]), old, new)
 
-        return State(*jax.tree.map(choose, tuple(then), (self.inputs, self.memory)))
+        return MixerState(*jax.tree.map(choose, tuple(then), (self.inputs, self.memory)))
 
-    def of(self, layer: Array | None) -> State:
+    def of(self, layer: Array | None) -> MixerState:
         """One of the stacked layers; None for a layer by itself."""
         return self if layer is None else jax.tree.map(lambda x: x[layer], self)
 
-    def put(self, new: State, layer: Array | None) -> State:
+    def put(self, new: MixerState, layer: Array | None) -> MixerState:
         """Writes the state of a layer; the snapshot stays as it is where ``new`` has none."""
         old = self if new.snapshot is not None else self._replace(snapshot=None)
         if layer is not None:
             new = jax.tree.map(lambda x, y: x.at[layer].set(y.astype(x.dtype)), old, new)
         return new if new.snapshot is not None else new._replace(snapshot=self.snapshot)
 
-    def cut(self, length: int) -> State:
+    def cut(self, length: int) -> MixerState:
         """The whole state: it has no positions."""
         return self
 
-    def like(self, cache: State) -> State:
+    def like(self, cache: MixerState) -> MixerState:
         """The state with a snapshot where the cache has one."""
         return self if cache.snapshot is not None else self._replace(snapshot=None)
 
-    def resumable(self) -> State:
+    def resumable(self) -> MixerState:
         """The empty cache with room for snapshots."""
         positions_B = jnp.zeros(self.inputs.shape[:-2], jnp.int32)
         return self._replace(snapshot=Snapshot(self.inputs, self.memory, positions_B))
 
-    def insert(self, new: State, at_B: Array) -> State:
+    def insert(self, new: MixerState, at_B: Array) -> MixerState:
         """Writes the state of these rows; rows past the end are dropped."""
         where = (*[slice(None)] * (self.inputs.ndim - 3), at_B)
         return jax.tree.map(lambda own, x: write(own, where, x), self, new)
 
-    def placed(self, mesh: Mesh) -> State:
+    def placed(self, mesh: Mesh) -> MixerState:
         """Abstract arrays with their places: rows over ``data`` and ``fsdp``, heads over
         ``tensor`` where ``tensor`` divides them."""
 

@@ -15,7 +15,7 @@ from jax.typing import DTypeLike
 from marft_jax.models.ops.attention import Layer
 from marft_jax.models.ops.delta import CHUNK, Writes, chunked, recurrent
 from marft_jax.models.ops.remat import keep
-from marft_jax.models.ops.state import State
+from marft_jax.models.ops.state import MixerState
 from marft_jax.models.parts.attention import Ropes
 from marft_jax.models.parts.part import LayerAdapters, Make, Matrix, Names, Reading, RMSNorm
 from marft_jax.models.parts.short_conv import Filter
@@ -79,9 +79,9 @@ class DeltaNetConfig:
     def build(self, make: Make) -> DeltaNet:
         return DeltaNet(self, make)
 
-    def init_cache(self, slots: int, length: int, dtype: DTypeLike, places: int = 1) -> State:
+    def init_cache(self, slots: int, length: int, dtype: DTypeLike, places: int = 1) -> MixerState:
         channels = self.key_channels, self.value_channels
-        return State(
+        return MixerState(
             jnp.zeros((slots, self.taps - 1, sum(self.widths)), dtype),
             jnp.zeros((slots, self.n_value_heads, *channels), jnp.float32),
         )
@@ -115,7 +115,7 @@ class DeltaNet(nnx.Module):
         layer: Layer,
         ropes: Ropes,
         adapters: LayerAdapters,
-        cache: State | None,
+        cache: MixerState | None,
         reading: Reading,
     ) -> tuple[Array, Any]:
         """Computes the output, and the state after the last token that is not padding."""
@@ -134,7 +134,7 @@ class DeltaNet(nnx.Module):
         gate = keep(self.in_proj_z(x_BTD, adapters)).reshape(out_BTHC.shape)
         out_BTHC = self.norm(out_BTHC) * jax.nn.silu(gate.astype(jnp.float32))
         merged = out_BTHC.astype(x_BTD.dtype).reshape(*x_BTD.shape[:2], -1)
-        kept = reading.keep(cache, layer, State(now, memory), State(then, before))
+        kept = reading.keep(cache, layer, MixerState(now, memory), MixerState(then, before))
         return keep(self.out_proj(merged, adapters)), kept
 
     def _writes(

@@ -20,7 +20,7 @@ from jax.typing import DTypeLike
 from marft_jax.models.lora import Fused, OwnerMask, add_lora
 from marft_jax.models.ops.attention import Layer
 from marft_jax.models.ops.products import product
-from marft_jax.models.ops.state import CHUNK, Snapshot, State
+from marft_jax.models.ops.state import CHUNK, MixerState, Snapshot
 
 Axes = tuple[str | None, ...]
 """Logical axes of an array; ``parallel.mesh.LOGICAL_AXES`` maps them to the mesh."""
@@ -139,7 +139,9 @@ class Reading(NamedTuple):
             return None
         return (self.real_BT.sum(1) - 1) // CHUNK * CHUNK
 
-    def keep(self, cache: State | None, layer: Layer, now: State, then: State) -> State:
+    def keep(
+        self, cache: MixerState | None, layer: Layer, now: MixerState, then: MixerState
+    ) -> MixerState:
         """What a layer keeps: the state ``now``, with the state ``then``, that of ``snapshot_B``,
         as its snapshot."""
         if self.snapshot_B is not None:

@@ -13,7 +13,7 @@ from jax.typing import DTypeLike
 
 from marft_jax.models.ops.attention import Layer
 from marft_jax.models.ops.remat import keep
-from marft_jax.models.ops.state import State, causal_convolution, inputs_before
+from marft_jax.models.ops.state import MixerState, causal_convolution, inputs_before
 from marft_jax.models.parts.attention import Ropes
 from marft_jax.models.parts.part import LayerAdapters, Make, Matrix, Names, Reading
 
@@ -46,8 +46,8 @@ class ShortConvConfig:
     def build(self, make: Make) -> ShortConv:
         return ShortConv(self, make)
 
-    def init_cache(self, slots: int, length: int, dtype: DTypeLike, places: int = 1) -> State:
-        return State(jnp.zeros((slots, self.taps - 1, self.d_model), dtype))
+    def init_cache(self, slots: int, length: int, dtype: DTypeLike, places: int = 1) -> MixerState:
+        return MixerState(jnp.zeros((slots, self.taps - 1, self.d_model), dtype))
 
     def flops(self, tokens: int, read: float) -> float:
         return 2 * tokens * self.taps * self.d_model
@@ -63,7 +63,7 @@ class Filter(nnx.Module):
         self.weight = nnx.Param(weight, axes=(None, None, None))
 
     def __call__(
-        self, x_BTX: Array, state: State | None, reading: Reading
+        self, x_BTX: Array, state: MixerState | None, reading: Reading
     ) -> tuple[Array, Array, Array]:
         """The convolution of x, and its last inputs, at the end and at the snapshot."""
         (b, t, _), before = x_BTX.shape, None if state is None else state.inputs
@@ -88,7 +88,7 @@ class ShortConv(nnx.Module):
         layer: Layer,
         ropes: Ropes,
         adapters: LayerAdapters,
-        cache: State | None,
+        cache: MixerState | None,
         reading: Reading,
     ) -> tuple[Array, Any]:
         """Computes the output, and the inputs of the convolution that later tokens read."""
@@ -96,4 +96,4 @@ class ShortConv(nnx.Module):
         state = None if cache is None else cache.of(layer.number).at(reading.start_B)
         y, now, then = self.filter(b * x, state, reading)
         out = keep(self.conv_out_proj(c * y, adapters))
-        return out, reading.keep(cache, layer, State(now), State(then))
+        return out, reading.keep(cache, layer, MixerState(now), MixerState(then))

@@ -25,7 +25,7 @@ from loops import Loop, arrays, loops
 from marft_jax import cli
 from marft_jax.extras.planning import cost, hlo
 from marft_jax.extras.planning.chips import GPUS
-from marft_jax.extras.planning.compile import Run, _prefill, describe, lowered, per_chip
+from marft_jax.extras.planning.compile import PlannedRun, _prefill, describe, lowered, per_chip
 from marft_jax.extras.planning.topology import find_topology
 from marft_jax.extras.planning.work import step_work
 from marft_jax.learning.algorithms import find_algorithm
@@ -72,7 +72,7 @@ def findings() -> Iterator[None]:
 
 
 @functools.cache
-def run_of(topology: str, layers: int, flags: tuple[str, ...]) -> Run:
+def run_of(topology: str, layers: int, flags: tuple[str, ...]) -> PlannedRun:
     plan = REPOSITORY / "configs" / "plans" / "qwen2.5-1.5b.yaml"
     base = REPOSITORY / "configs" / "models" / "qwen2.5-1.5b"
     config = cli.parse(["--config", str(plan), "--model.base", str(base), *flags])
