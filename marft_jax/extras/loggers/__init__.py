@@ -1,0 +1,1 @@
+"""The numbers of a run in wandb, trackio and mlflow."""
