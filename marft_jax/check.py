@@ -1,14 +1,10 @@
 """Tries an environment of yours, or shows the tasks of data: ``python -m marft_jax.check``."""
 
-from collections.abc import Sequence
+from functools import partial
 
-from marft_jax.plugins import load_extra
+from marft_jax.plugins import run_command
 
-
-def main(argv: Sequence[str] | None = None) -> None:
-    """Runs the command of ``extras/check``."""
-    load_extra("command.check")(argv)
-
+main = partial(run_command, "check")
 
 if __name__ == "__main__":
     main()

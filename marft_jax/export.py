@@ -1,14 +1,10 @@
 """Takes a trained team out of a run: ``python -m marft_jax.export --run DIR --out DIR``."""
 
-from collections.abc import Sequence
+from functools import partial
 
-from marft_jax.plugins import load_extra
+from marft_jax.plugins import run_command
 
-
-def main(argv: Sequence[str] | None = None) -> None:
-    """Runs the command of ``extras/export``."""
-    load_extra("command.export")(argv)
-
+main = partial(run_command, "export")
 
 if __name__ == "__main__":
     main()

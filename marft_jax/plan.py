@@ -1,14 +1,10 @@
 """Plans a run on hardware that is not here: ``python -m marft_jax.plan --topology NAME``."""
 
-from collections.abc import Sequence
+from functools import partial
 
-from marft_jax.plugins import load_extra
+from marft_jax.plugins import run_command
 
-
-def main(argv: Sequence[str] | None = None) -> None:
-    """Runs the command of ``extras/planning``."""
-    load_extra("command.plan")(argv)
-
+main = partial(run_command, "plan")
 
 if __name__ == "__main__":
     main()

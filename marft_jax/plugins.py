@@ -12,7 +12,7 @@ import importlib.util
 import inspect
 import os
 import sys
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -64,6 +64,16 @@ def load_extra(name: str) -> Any:
     module, _, attribute = EXTRAS[name].partition(":")
     found = importlib.import_module(module)
     return getattr(found, attribute) if attribute else found
+
+
+def run_command(name: str, argv: Sequence[str] | None = None) -> None:
+    """Runs the command NAME, ``command.NAME`` of ``EXTRAS``."""
+    load_extra(f"command.{name}")(argv)
+
+
+def extras_of(kind: str) -> list[str]:
+    """Lists the NAMEs of ``kind.NAME`` in ``EXTRAS``."""
+    return [key.removeprefix(f"{kind}.") for key in EXTRAS if key.startswith(f"{kind}.")]
 
 
 PYTHON = "<python>:"

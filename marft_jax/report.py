@@ -1,14 +1,10 @@
 """Writes a page about runs: ``python -m marft_jax.report --run DIR --out FILE.html``."""
 
-from collections.abc import Sequence
+from functools import partial
 
-from marft_jax.plugins import load_extra
+from marft_jax.plugins import run_command
 
-
-def main(argv: Sequence[str] | None = None) -> None:
-    """Runs the command of ``extras/report``."""
-    load_extra("command.report")(argv)
-
+main = partial(run_command, "report")
 
 if __name__ == "__main__":
     main()

@@ -1,14 +1,10 @@
 """Serves a trained team as an OpenAI endpoint: ``python -m marft_jax.serve --run DIR``."""
 
-from collections.abc import Sequence
+from functools import partial
 
-from marft_jax.plugins import load_extra
+from marft_jax.plugins import run_command
 
-
-def main(argv: Sequence[str] | None = None) -> None:
-    """Runs the command of ``extras/gateway``."""
-    load_extra("command.serve")(argv)
-
+main = partial(run_command, "serve")
 
 if __name__ == "__main__":
     main()

@@ -23,7 +23,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from marft_jax.config import EnvSettings
 from marft_jax.errors import BadInput
-from marft_jax.plugins import EXTRAS, check_takes, load_extra, load_plugin, shown
+from marft_jax.plugins import EXTRAS, check_takes, extras_of, load_extra, load_plugin, shown
 from marft_jax.setting import Count, Fraction
 from marft_jax.types import StepResult, Turn, without_thinking
 
@@ -32,9 +32,7 @@ Split = Literal["train", "eval"]
 BUILT_IN = {
     "arithmetic": "marft_jax.envs.arithmetic",
     "math": "marft_jax.envs.maths",
-}
-BUILT_IN |= {
-    name.removeprefix("env."): module for name, module in EXTRAS.items() if name.startswith("env.")
+    **{name: EXTRAS[f"env.{name}"] for name in extras_of("env")},
 }
 """Name to its module: ``Settings`` and ``source(settings, split)``."""
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from marft_jax.errors import BadInput, described, place
-from marft_jax.plugins import EXTRAS, load_extra, load_plugin
+from marft_jax.plugins import extras_of, load_extra, load_plugin
 
 LOGGER = logging.getLogger("marft_jax")
 
@@ -126,9 +126,5 @@ def _load(entry: str, run_dir: Path, first_step: int) -> Writer:
 
 _BUILT_IN: dict[str, MakeWriter] = {
     "tensorboard": TensorBoard,
-    **{
-        name.removeprefix("logger."): functools.partial(_load, name)
-        for name in EXTRAS
-        if name.startswith("logger.")
-    },
+    **{name: functools.partial(_load, f"logger.{name}") for name in extras_of("logger")},
 }

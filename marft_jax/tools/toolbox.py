@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, cast
 
 from marft_jax.errors import BadInput, described, one_line, place
 from marft_jax.formats import foreign
-from marft_jax.plugins import EXTRAS, load_extra, load_function, text_of
+from marft_jax.plugins import extras_of, load_extra, load_function, text_of
 from marft_jax.tools.calculator import calculator
 from marft_jax.tools.calls import Message, ToolCall, with_ids
 from marft_jax.tools.tool import (
@@ -121,7 +121,7 @@ def _load(entry: Entry, where: str) -> Source:
     return function_source(function, parse_options(Options, given, at), at)
 
 
-_OF_EXTRAS = [key.removeprefix("tool.") for key in EXTRAS if key.startswith("tool.")]
+_OF_EXTRAS = extras_of("tool")
 
 
 class EpisodeTools:

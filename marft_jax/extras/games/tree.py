@@ -96,9 +96,6 @@ class Kuhn:
     def clone(self) -> Kuhn:
         return Kuhn(self._cards, self._bets)
 
-    def history_str(self) -> str:
-        return f"{self._cards} {self._bets}"
-
     def __str__(self) -> str:
         return " ".join([*map(str, self._cards), self._bets]).strip()
 
