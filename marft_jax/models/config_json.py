@@ -35,24 +35,6 @@ SIZES = {ours: hf for ours, hf, *_ in _NUMBERS}
 
 _TIED = "tie_word_embeddings"
 
-_MODEL_TYPES: dict[str | None, str] = {
-    **{name.removesuffix("ForCausalLM").lower(): name for name in FAMILIES},
-    "qwen3_moe": "Qwen3MoeForCausalLM",
-    "qwen3_5": "Qwen3_5ForConditionalGeneration",
-    "qwen3_5_text": "Qwen3_5ForCausalLM",
-    "qwen3_5_moe": "Qwen3_5MoeForConditionalGeneration",
-    "qwen3_5_moe_text": "Qwen3_5MoeForCausalLM",
-    "gemma3_text": "Gemma3ForCausalLM",
-    "granitemoehybrid": "GraniteMoeHybridForCausalLM",
-    "gpt_oss": "GptOssForCausalLM",
-    "gemma3": "Gemma3ForConditionalGeneration",
-    "gemma4_text": "Gemma4ForCausalLM",
-    "gemma4": "Gemma4ForConditionalGeneration",
-    "gemma4_unified_text": "Gemma4UnifiedForCausalLM",
-    "gemma4_unified": "Gemma4UnifiedForConditionalGeneration",
-    "mistral3": "Mistral3ForConditionalGeneration",
-}
-
 
 def read_config(
     config: Mapping[str, Any], source: str, has_head: Callable[[], bool] = lambda: False
@@ -164,13 +146,26 @@ def sizes_of(config: DecoderConfig) -> dict[str, int]:
 def architecture(config: Mapping[str, Any]) -> str | None:
     """Name of the class of transformers that a checkpoint is of; None where its kind is unknown."""
     name = next(iter(config.get("architectures") or []), None)
-    return name or _MODEL_TYPES.get(config.get("model_type", ""))
+    return name or class_of(config.get("model_type"))
+
+
+def class_of(model_type: Any) -> str | None:
+    """Name of the class of transformers of a ``model_type``; None for an unknown one.
+
+    >>> class_of("qwen3_5_moe_text"), class_of("gpt_oss"), class_of("mistral3")
+    ('Qwen3_5MoeForCausalLM', 'GptOssForCausalLM', 'Mistral3ForConditionalGeneration')
+    """
+    kind = str(model_type).replace("_", "")
+    text = kind.removesuffix("text")
+    known = [n for n in FAMILIES if n.partition("For")[0].replace("_", "").lower() == text]
+    is_text = kind != text  # of a model that has parts for images, the text
+    return next((n for n in known if n.endswith("CausalLM") == is_text), (*known, None)[0])
 
 
 def _architecture(config: Mapping[str, Any], source: str) -> str:
     name = architecture(config)
     if name in FAMILIES and "text_config" in config:
-        name = _MODEL_TYPES.get(config["text_config"].get("model_type"), name)
+        name = class_of(config["text_config"].get("model_type")) or name
     if name not in FAMILIES:
         raise BadInput(
             f"{source}: architecture {name or config.get('model_type')!r} is not supported; "
@@ -182,7 +177,7 @@ def _architecture(config: Mapping[str, Any], source: str) -> str:
 def text_settings(config: Mapping[str, Any]) -> dict[str, Any]:
     """config.json of the text model of a model of text and images; empty if it has no name."""
     text = config["text_config"]
-    name = _MODEL_TYPES.get(text.get("model_type"))
+    name = class_of(text.get("model_type"))
     return {**text, "architectures": [name]} if name else {}
 
 

@@ -466,6 +466,30 @@ LONG: dict[str, object] = {"type": "longrope", "factor": 2.0}
 SMOLLM3: dict[str, object] = {"architectures": ["SmolLM3ForCausalLM"]}
 
 
+@pytest.mark.parametrize(
+    ("model_type", "name"),
+    [
+        ("llama", "LlamaForCausalLM"),
+        ("qwen3_moe", "Qwen3MoeForCausalLM"),
+        ("qwen3_5", "Qwen3_5ForConditionalGeneration"),
+        ("qwen3_5_text", "Qwen3_5ForCausalLM"),
+        ("qwen3_5_moe", "Qwen3_5MoeForConditionalGeneration"),
+        ("qwen3_5_moe_text", "Qwen3_5MoeForCausalLM"),
+        ("granitemoehybrid", "GraniteMoeHybridForCausalLM"),
+        ("gpt_oss", "GptOssForCausalLM"),
+        ("gemma3", "Gemma3ForConditionalGeneration"),
+        ("gemma3_text", "Gemma3ForCausalLM"),
+        ("gemma4_unified", "Gemma4UnifiedForConditionalGeneration"),
+        ("gemma4_unified_text", "Gemma4UnifiedForCausalLM"),
+        ("mistral3", "Mistral3ForConditionalGeneration"),
+        ("bert", None),
+        (None, None),
+    ],
+)
+def test_a_model_type_names_a_class_of_transformers(model_type, name):
+    assert config_json.class_of(model_type) == name
+
+
 def test_rope_reads_alike_in_the_spelling_of_transformers_4_and_5():
     scaling = {k: v for k, v in LLAMA3.items() if k != "rope_theta"}
     old = dict(LLAMA, rope_theta=500.0, rope_scaling=scaling)

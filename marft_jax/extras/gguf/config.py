@@ -16,21 +16,13 @@ from marft_jax.models import config_json, families
 from marft_jax.models.decoder import DecoderConfig
 from marft_jax.models.rope import RopeScaling, rope_scaling
 
+_NAMES = (
+    "llama", "qwen2", "qwen3", "qwen3moe", "gemma2", "gemma3", "gemma4", "smollm3", "granite",
+    "olmo2", "lfm2", "gpt-oss", "qwen35", "qwen35moe",
+)  # fmt: skip
 ARCHITECTURES = {
-    "llama": families.FAMILIES["LlamaForCausalLM"],
-    "qwen2": families.FAMILIES["Qwen2ForCausalLM"],
-    "qwen3": families.FAMILIES["Qwen3ForCausalLM"],
-    "qwen3moe": families.FAMILIES["Qwen3MoeForCausalLM"],
-    "gemma2": families.FAMILIES["Gemma2ForCausalLM"],
-    "gemma3": families.FAMILIES["Gemma3ForCausalLM"],
-    "gemma4": families.FAMILIES["Gemma4ForCausalLM"],
-    "smollm3": families.FAMILIES["SmolLM3ForCausalLM"],
-    "granite": families.FAMILIES["GraniteForCausalLM"],
-    "olmo2": families.FAMILIES["Olmo2ForCausalLM"],
-    "lfm2": families.FAMILIES["Lfm2ForCausalLM"],
-    "gpt-oss": families.FAMILIES["GptOssForCausalLM"],
-    "qwen35": families.FAMILIES["Qwen3_5ForCausalLM"],
-    "qwen35moe": families.FAMILIES["Qwen3_5MoeForCausalLM"],
+    name: families.FAMILIES[str(config_json.class_of(f"{name.replace('-', '')}_text"))]
+    for name in _NAMES
 }
 _KEYS = {
     "sliding_window_pattern": "attention.sliding_window_pattern",
