@@ -20,6 +20,7 @@ from typing import Any, NoReturn
 
 from marft_jax import config as config_lib
 from marft_jax import sections as sections_lib
+from marft_jax import unread
 from marft_jax.config import Config
 from marft_jax.errors import FILE_SYSTEM, BadInput, RunFailed, described, exit_with, place
 from marft_jax.merging import (
@@ -33,7 +34,7 @@ from marft_jax.merging import (
 )
 from marft_jax.plugins import name_of
 from marft_jax.sections import Words
-from marft_jax.setting import words_of
+from marft_jax.setting import replaced, words_of
 from marft_jax.team.team_files import Blueprint
 
 Source = str | Path | Mapping[str, Any]
@@ -44,8 +45,8 @@ def parse(argv: Sequence[str], *, prog: str = "marft_jax.train") -> Config:
     """Builds a validated config from a command line: files, then flags; the later value wins.
 
     Raises:
-        BadInput: a setting is unknown (the nearest known one is suggested), has a wrong value or no
-            effect, or contradicts another; or a file is missing or not YAML.
+        BadInput: a setting is unknown (the nearest known one is suggested), has a wrong value, or
+            contradicts another; or a file is missing or not YAML.
     """
     return resolve(_command_line(argv, prog))
 
@@ -86,7 +87,7 @@ def configure_run(of_run: str | Path | None, /, *sources: Source, **sections: An
         BadInput: there is no run in that directory, or see ``parse``.
     """
     before = [] if of_run is None else [read_run(str(of_run))]
-    return resolve([*before, *_in_python(sources, sections)], evaluates=True)
+    return _to_play([*before, *_in_python(sources, sections)])
 
 
 def parse_training(argv: Sequence[str]) -> Config:
@@ -108,7 +109,14 @@ def parse_run(
     """
     bare = [] if base is None else [Layer({"model.base": [base]})]
     before = bare if run is None else [read_run(run)]
-    return resolve([*before, *_command_line(flags, prog)], evaluates=True)
+    return _to_play([*before, *_command_line(flags, prog)])
+
+
+def _to_play(layers: Sequence[Layer]) -> Config:
+    """Builds the config of a team that plays on all devices and learns nothing."""
+    config = resolve(layers)
+    unread.log(unread.warning(config, evaluates=True))
+    return replaced(config, "mesh.rollout", ())
 
 
 def _in_python(sources: Sequence[Source], sections: Mapping[str, Any]) -> list[Layer]:

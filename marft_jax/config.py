@@ -29,7 +29,6 @@ from marft_jax.setting import (
     check_local,
     replaced,
     setting,
-    unmet_needs,
 )
 
 
@@ -45,6 +44,9 @@ Stops = Annotated[
     tuple[Annotated[str, Field(min_length=1, max_length=1000)], ...], Field(max_length=16)
 ]
 Axis = Annotated[int, Field(ge=-1, le=LARGEST)]
+_WITH_CRITIC = "algo.name appo or tppo or your own"
+_SAMPLED = "algo.name not imitation"
+CORRECTED = "algo.correction decoupled or truncated"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,7 +88,7 @@ class Model(Section):
     context: Annotated[int, Field(ge=8, le=LARGEST)] = 256
     """Longest prompt plus action, in tokens; default for any other base than tiny: 1024, or
     what the base was trained for, if that is less."""
-    thinking: bool = False
+    thinking: bool = setting(False, needs="model.base not tiny")
     """Lets a model think before it answers, if its chat template has such a mode (Qwen3)."""
     layers: Literal["auto", "stacked", "unrolled"] = "auto"
     """Layout of the layers. stacked: one array per kind of matrix, so that compilation takes no
@@ -110,24 +112,24 @@ class Team(Section):
     growing conversation of the team."""
     anonymous: bool = False
     """Hides names and system prompts, so that agents do not know which one they are."""
-    rounds: Count = 2
+    rounds: Count = setting(2, needs="team.workflow debate or your own")
     """Rounds of a debate. Every agent speaks once in each round."""
-    max_steps: Count = 10
+    max_steps: Count = setting(10, needs="team.workflow orchestrated or your own")
     """Most calls that an orchestrator may make in one step."""
-    max_tool_calls: Natural = 4
+    max_tool_calls: Natural = setting(4, needs="agents.tools or env.name your own")
     """Most tool calls of an agent in one turn."""
-    max_new_tokens: Count = 24
+    max_new_tokens: Count = setting(24, needs="agents.max_new_tokens none")
     """Longest action, in tokens; default for any other base than tiny: a quarter of model.context.
     An agent's profile may override this setting and those below."""
-    temperature: Temperature = 1.0
+    temperature: Temperature = setting(1.0, needs="agents.temperature none")
     """Sampling temperature; 0: greedy."""
-    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    top_p: Annotated[float, Field(gt=0, le=1)] = setting(1.0, needs="agents.top_p none")
     """Samples from the fewest tokens whose probabilities add up to this, after top_k; 1: off."""
-    top_k: Natural = 0
+    top_k: Natural = setting(0, needs="agents.top_k none")
     """Samples from this many most likely tokens; 0: off."""
-    min_p: Fraction = 0.0
+    min_p: Fraction = setting(0.0, needs="agents.min_p none")
     """Samples from tokens at least this fraction as likely as the likeliest one; 0: off."""
-    stop: Stops = ()
+    stop: Stops = setting((), needs="agents.stop none")
     """Texts that end an action, as the end-of-turn token does. They are not part of the action's
     text."""
 
@@ -166,14 +168,14 @@ class Lora(Section):
 
 @dataclasses.dataclass(frozen=True)
 class Critic(Section):
-    mode: Literal["shared", "heads", "lora", "none"] = "shared"
+    mode: Literal["shared", "heads", "lora", "none"] = setting("shared", needs=_WITH_CRITIC)
     """What estimates values. shared: one head on the frozen base. heads: one head per agent. lora:
     a head on the base with an adapter per agent. none: nothing, for algorithms without a critic."""
-    lr: NonNegative = 5e-4
+    lr: NonNegative = setting(5e-4, needs=_WITH_CRITIC)
     """Adam's learning rate of the critic."""
-    hidden: tuple[Count, ...] = (1024, 512)
+    hidden: tuple[Count, ...] = setting((1024, 512), needs=_WITH_CRITIC)
     """Widths of the hidden layers of a value head."""
-    warmup_steps: Natural = 0
+    warmup_steps: Natural = setting(0, needs=_WITH_CRITIC)
     """First training steps, in which only the critic learns."""
 
 
@@ -253,7 +255,9 @@ class Algo(Update):
     credit_discount^(N-1-k). per_step: each turn receives its own step reward."""
     credit_discount: Fraction = setting(1.0, needs="algo.credit step_discount")
     """Discount of the reward for each turn further from the end of the step."""
-    step_reward: str | None = setting(None, needs="algo.credit per_step or tree")
+    step_reward: str | None = setting(
+        None, needs="algo.credit per_step or tree and agents.reward none"
+    )
     """Step reward: planner, solver, verifier, code_planner, coder, debugger, judge, or your own as
     package.module:function. An agent's `reward` in the team file overrides it."""
     reward_bias: float = 0.0
@@ -284,9 +288,9 @@ class Algo(Update):
     update, and weighs them by the ratio of that policy to the one that sampled. decoupled:
     weights above correction_cap count as 0. truncated: they are cut to it. auto: decoupled with
     a lag, else none."""
-    correction_cap: Annotated[float, Field(ge=1)] = 5.0
+    correction_cap: Annotated[float, Field(ge=1)] = setting(5.0, needs=CORRECTED)
     """Upper limit of a weight in the correction."""
-    correction_floor: Fraction = 0.0
+    correction_floor: Fraction = setting(0.0, needs=CORRECTED)
     """Lower limit of a weight in the correction; smaller weights count as 0 (IcePop: 0.5)."""
     entropy_coef: float = 0.0
     """Weight of the entropy bonus."""
@@ -320,18 +324,18 @@ class RolloutSettings(Section):
     exceeds it has failed."""
     max_turns: Annotated[int, Field(ge=1, le=65535)] = 128
     """Most turns of an episode. An episode that wants more ends with what it has earned."""
-    lag: Annotated[int, Field(ge=0, le=64)] = 0
+    lag: Annotated[int, Field(ge=0, le=64)] = setting(0, needs=_SAMPLED)
     """Updates that the sampling adapters are behind: step s is sampled after s - lag updates, while
     other steps are learned; 0: sampling and learning alternate."""
     max_failed_fraction: Fraction = 0.25
     """Largest fraction of failed episodes. They are dropped and counted; above this fraction the
     run stops."""
-    past_every: Count = 10
+    past_every: Count = setting(10, needs="agents.past")
     """Steps between versions for agents with `past` in the team file, which play as earlier
     versions."""
-    past_kept: Count = 8
+    past_kept: Count = setting(8, needs="agents.past")
     """Number of versions that are kept, a uniform sample of all versions so far."""
-    past_choice: Literal["random", "strong"] = "random"
+    past_choice: Literal["random", "strong"] = setting("random", needs="agents.past")
     """How the version that plays a step is drawn. random: uniformly. strong: weighted by wins."""
 
 
@@ -356,7 +360,7 @@ class Mesh(Section):
     leave."""
     tensor: Axis = 1
     """Devices that share the columns of each matrix; -1: all that the other axes leave."""
-    rollout: tuple[Count, ...] = ()
+    rollout: tuple[Count, ...] = setting((), needs=_SAMPLED)
     """Devices that play while the others learn: their number, or the axes data, fsdp and tensor;
     none: all devices do both."""
     bases: tuple[Count, ...] = ()
@@ -365,9 +369,9 @@ class Mesh(Section):
     coordinator: str | None = None
     """Address of the first of several processes as HOST:PORT, or auto (TPU pods, SLURM, MPI,
     Kubernetes); none: a single process."""
-    processes: Count | None = None
+    processes: Count | None = setting(None, needs="mesh.coordinator not auto")
     """Number of processes, with a HOST:PORT."""
-    process: Natural | None = None
+    process: Natural | None = setting(None, needs="mesh.coordinator not auto")
     """Number of this process from 0, with a HOST:PORT."""
     wait_seconds: Annotated[float, Field(ge=1)] = setting(60.0, needs="mesh.coordinator")
     """Time that processes wait for a missing one before they stop, in seconds."""
@@ -393,11 +397,11 @@ class Guard(Section):
     """Steps in a row with non-finite numbers before a rollback; none: never."""
     patience: Count = 5
     """Steps in a row outside one of the bounds below before a rollback."""
-    max_kl: NonNegative | None = 20.0
+    max_kl: NonNegative | None = setting(20.0, needs=_SAMPLED)
     """Upper bound of an agent's approximate KL in a step; none: off."""
-    min_entropy: NonNegative | None = 1e-6
+    min_entropy: NonNegative | None = setting(1e-6, needs=_SAMPLED)
     """Lower bound of an agent's entropy per token, after `patience` steps above it; none: off."""
-    reward_drop: NonNegative | None = 1.0
+    reward_drop: NonNegative | None = setting(1.0, needs=_SAMPLED)
     """Upper bound of the reward's fall below its best, in standard deviations over the episodes;
     none: off."""
     rollbacks: Natural = 3
@@ -461,11 +465,6 @@ def within(team: Team, context: int) -> Team:
     return dataclasses.replace(team, max_new_tokens=longest)
 
 
-def usual_team(config: Config) -> Team:
-    """Returns the section ``team`` on this base if nothing of it is given."""
-    return fit_base(dataclasses.replace(config, team=Team()), {"model.context"}).team
-
-
 def longest_action(context: int) -> Derived:
     """Longest action by default: a quarter of the context."""
     return Derived(max(1, context // 4))
@@ -491,44 +490,6 @@ def validate(config: Config) -> None:
     for axis in ("data", "fsdp", "tensor"):
         if not getattr(config.mesh, axis):
             raise BadInput(f"--mesh.{axis}: expected a positive number or -1, got 0")
-
-
-def find_unread(config: Config, *, evaluates: bool = False) -> dict[str, str]:
-    """Finds settings that are given and that this run does not read, with what they need.
-
-    A command that ``evaluates`` needs no ``eval.every``, and learns nothing.
-    """
-    config = replaced(config, "eval.every", 1) if evaluates else config
-    return unmet_needs(config, _between_sections(config, evaluates))
-
-
-def _between_sections(config: Config, evaluates: bool) -> dict[str, str]:
-    """Settings that no run with these other sections reads, with what they need."""
-    algo, critic, mesh = config.algo, config.critic, config.mesh
-    needs = dict[str, str]()
-    if config.model.base == "tiny":
-        needs["model.thinking"] = "another --model.base than tiny"
-    if config.env.eval_data:
-        needs["env.holdout"] = "no --env.eval_data"
-    if not algo.has_critic:  # none is true
-        names = [f.name for f in dataclasses.fields(critic) if getattr(critic, f.name) != "none"]
-        needs |= {f"critic.{name}": "an --algo.name with a critic" for name in names}
-    if not algo.reward_coef:
-        names = ["credit", "credit_discount", "step_reward", "overlong_buffer", "overlong_penalty"]
-        names += ["normalize", "reward_bias", "reward_scale", "reward_clip"]
-        names += ["kl_coef"] if algo.kl_in == "reward" else []
-        needs |= {f"algo.{name}": "--algo.reward_coef above 0" for name in names}
-    if algo.correction == "none" or algo.correction == "auto" and not config.rollout.lag:
-        for name in ("cap", "floor", "of"):
-            needs[f"algo.correction_{name}"] = "--algo.correction decoupled or truncated"
-    if mesh.coordinator in (None, "auto"):
-        needs |= dict.fromkeys(("mesh.processes", "mesh.process"), "--mesh.coordinator HOST:PORT")
-    if algo.recorded or evaluates:
-        needs["mesh.rollout"] = "training on samples of the team"
-    if algo.recorded:
-        for key in ("rollout.lag", "guard.max_kl", "guard.min_entropy", "guard.reward_drop"):
-            needs[key] = "training on samples of the team"
-    return needs
 
 
 def dump(config: Config) -> str:

@@ -20,7 +20,6 @@ from marft_jax.formats import documents
 from marft_jax.learning import settings as algorithms
 from marft_jax.sections import Words
 from marft_jax.setting import from_words, properties, suggestion, words_of
-from marft_jax.team import team_files
 
 
 class Layer(NamedTuple):
@@ -28,7 +27,7 @@ class Layer(NamedTuple):
 
     Attributes:
         file: the YAML file; None for flags and Python.
-        saved: the file is that of a run; settings without effect are dropped, not refused.
+        saved: the file is that of a run.
     """
 
     words: Words
@@ -101,81 +100,60 @@ def to_train(layers: Sequence[Layer]) -> Config:
     return config
 
 
-def resolve(layers: Sequence[Layer], evaluates: bool = False) -> Config:
+def resolve(layers: Sequence[Layer]) -> Config:
     """Merges and validates layers; an error names the saved settings that contributed to it.
 
-    Args:
-        evaluates: the config is for a command that evaluates and learns nothing.
-
     Raises:
-        BadInput: a setting is unknown, has a wrong value or no effect, or contradicts another.
+        BadInput: a setting is unknown, has a wrong value, or contradicts another.
     """
     try:
-        return _validated(layers, evaluates)
+        config = _build(_known(layers))
+        config_lib.validate(config)
+        algorithms.validate(config.algo, config.critic)
+        return config
     except BadInput as error:
         raise BadInput(f"{error}{_saved(str(error), layers)}") from error
 
 
 def _saved(fault: str, layers: Sequence[Layer]) -> str:
-    """Names the settings in an error message that came from the saved run, as a suffix."""
-    words, found = merge(layers), list[str]()
-    kinds = sections_lib.kinds(words)
-    for key in dict.fromkeys(re.findall(r"--(\w+\.\w+)", fault)):
-        last = [one for one in layers if key in one.words][-1:]
-        section, _, name = key.partition(".")
-        usual = key in words and words[key] == words_of(key, getattr(kinds[section], name, None))
-        chooses = sections_lib.CHOOSES.get(section) == name
-        if last and last[0].saved and (chooses or not usual):
-            found.append(f"{key} {' '.join(words[key]):.60} comes from {last[0].file}")
+    """Names the settings in an error message that came from a saved run, as a suffix."""
+    saved = {key: one for one in layers for key in one.words if one.saved}
+    given = {key for one in layers if not one.saved for key in one.words}
+    found = [
+        f"{key} {' '.join(saved[key].words[key]):.60} comes from {saved[key].file}"
+        for key in dict.fromkeys(re.findall(r"--(\w+\.\w+)", fault))
+        if key in saved and key not in given
+    ]
     return f" ({'; '.join(found)})" if found else ""
 
 
-def _validated(layers: Sequence[Layer], evaluates: bool) -> Config:
-    """Builds the config and checks it.
-
-    A setting must have an effect together with its own layer and those before. It may lose that
-    effect to a later layer, and then has its default: a flag that names another algorithm makes a
-    file's settings of the first one void.
-    """
-    words = merge(layers)
-    unread = _find_unread(words, evaluates)
-    for key, why in unread.items():
-        last = max(i for i, one in enumerate(layers) if key in one.words)
-        file = layers[last].file
-        if not layers[last].saved and key in _find_unread(merge(layers[: last + 1]), evaluates):
-            where = f"{file}: {key}" if file else f"--{key}"
-            raise BadInput(f"{where}: {why}, got {' '.join(words[key]):.60}")
-    config = _build({key: value for key, value in words.items() if key not in unread})
-    config_lib.validate(config)
-    algorithms.validate(config.algo, config.critic)
-    return config
-
-
-def _find_unread(words: Words, evaluates: bool) -> dict[str, str]:
-    """Finds settings without effect, with the reason: they belong to another environment or
-    algorithm, or need another setting.
+def _known(layers: Sequence[Layer]) -> Words:
+    """Merges layers, without what a later layer made unknown by another choice of environment,
+    algorithm or sampler.
 
     Raises:
-        BadInput: a setting does not exist, or has a wrong value.
+        BadInput: a setting does not exist, or belongs to another choice.
     """
-    kinds, found = sections_lib.kinds(words), dict[str, str]()
-    known = [f"{section}.{f.name}" for section, kind in kinds.items() for f in fields(kind)]
-    for key in words:
-        if key in known:
-            continue
+    words = merge(layers)
+    kinds = sections_lib.kinds(words).items()
+    known = [f"{section}.{field.name}" for section, kind in kinds for field in fields(kind)]
+    for key in [key for key in words if key not in known]:
         if not (owners := sections_lib.owners(key)):
             raise BadInput(f"unknown setting {key!r:.80}{suggestion(key, known)}")
-        section = key.partition(".")[0]
-        chosen = sections_lib.chooser(section)
-        default = getattr(kinds[section], sections_lib.CHOOSES[section])
-        mine = f"--{chosen} {' '.join(words.get(chosen, [default]))}"
-        found[key] = f"unknown setting for {mine}; it belongs to {' and '.join(owners)}"
-    config = _build(words)
-    needs = config_lib.find_unread(config, evaluates=evaluates)
-    usual = config_lib.usual_team(config)
-    needs |= team_files.without_effect(config.team, usual, config.algo.step_reward, config.env.name)
-    why = "this run does not read it; it needs"
-    return found | {key: f"{why} {needed}" for key, needed in needs.items()}
+        section, last = (
+            key.partition(".")[0],
+            max(i for i, x in enumerate(layers) if key in x.words),
+        )
+        chosen = sections_lib.chosen(section, words)
+        if chosen == sections_lib.chosen(section, merge(layers[: last + 1])):
+            where = f"{file}: {key}" if (file := layers[last].file) else f"--{key}"
+            mine = f"--{sections_lib.UNIONS[section].chooser} {chosen}"
+            raise BadInput(
+                f"{where}: unknown setting for {mine}; it belongs to {' and '.join(owners)}, got "
+                f"{' '.join(words[key]):.60}"
+            )
+        del words[key]
+    return words
 
 
 def _build(words: Words) -> Config:
@@ -192,10 +170,9 @@ def _takers(fault: str, words: Words) -> str:
     """Names the environments or algorithms whose setting has the refused value, as a suffix."""
     if (found := re.match(r"--((\w+)\.(\w+)): expected one of", fault)) is None:
         return ""
-    key, section, name = found.groups()
-    value, kinds = " ".join(words[key]), sections_lib.family(section)
-    values = {o: properties(kinds[o])[name].get("enum", ()) for o in sections_lib.owners(key)}
-    takes = [owner for owner, enum in values.items() if value in enum]
+    (key, section, name), value = found.groups(), " ".join(words[found[1]])
+    owners = sections_lib.owners(key)
+    takes = [o for o, kind in owners.items() if value in properties(kind)[name].get("enum", ())]
     return f"; {value} needs --{section}.name {' or '.join(takes)}" if takes else ""
 
 

@@ -6,23 +6,20 @@ own settings, and one setting tells which are meant. Nothing here imports JAX.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import Field, fields
-from typing import Any, NoReturn
+from collections.abc import Callable, Iterator
+from dataclasses import fields
+from typing import Any, NamedTuple, NoReturn
 
 from marft_jax.config import Algo, Config, EnvSettings, RolloutSettings
 from marft_jax.envs import base as envs
 from marft_jax.errors import BadInput
 from marft_jax.learning import settings as algorithms
 from marft_jax.sampling import settings as samplers
-from marft_jax.setting import help_lines, schema_of, texts
+from marft_jax.setting import help_lines, properties, schema_of, texts
 
 Words = dict[str, list[str]]
 """``section.name`` to the words that stand for its value."""
 
-CHOOSES = {"env": "name", "algo": "name", "rollout": "sampler"}
-"""The setting of each union that tells which of its settings are meant."""
-_DEFAULTS = {"env": EnvSettings.name, "algo": Algo.name, "rollout": RolloutSettings.sampler}
 _USAGE = """usage: python -m {prog} [--config FILE ...] [--SECTION.NAME VALUE ...]
 
 {about}
@@ -35,47 +32,67 @@ _USAGE = """usage: python -m {prog} [--config FILE ...] [--SECTION.NAME VALUE ..
 sections:"""
 
 
+class Union(NamedTuple):
+    """Section whose dataclass depends on one of its settings.
+
+    Attributes:
+        chooser: that setting, and its ``default``.
+        find: returns the dataclass of a name, also one of a user's own.
+        members: returns the dataclasses that there are, by name.
+    """
+
+    chooser: str
+    default: str
+    find: Callable[[str], type]
+    members: Callable[[], dict[str, type]]
+
+
+def _environments() -> dict[str, type]:
+    return {name: envs.settings_type(name) for name in envs.BUILT_IN} | {_CLASS: envs.Own}
+
+
+_CLASS = "package.module:Class"
+UNIONS = {
+    "env": Union("env.name", EnvSettings.name, envs.settings_type, _environments),
+    "algo": Union(
+        "algo.name",
+        Algo.name,
+        algorithms.settings_type,
+        lambda: {**algorithms.SETTINGS, "package.module:NAME": Algo},
+    ),
+    "rollout": Union(
+        "rollout.sampler",
+        RolloutSettings.sampler,
+        samplers.settings_type,
+        lambda: {**samplers.SETTINGS, _CLASS: RolloutSettings},
+    ),
+}
+
+
 def kinds(words: Words) -> dict[str, Any]:
     """Returns the dataclass of each section, that of a union as the words choose it."""
     found = {field.name: type(field.default) for field in fields(Config)}
-    find = {
-        "env": envs.settings_type,
-        "algo": algorithms.settings_type,
-        "rollout": samplers.settings_type,
-    }
-    of_rows = {"env.data", "env.reward"} & words.keys()
-    usual = _DEFAULTS | ({"env": "math"} if of_rows else {})
-    for section, default in usual.items():
-        found[section] = find[section](" ".join(words.get(chooser(section), [default])))
-    return found
+    return found | {name: one.find(chosen(name, words)) for name, one in UNIONS.items()}
 
 
-def chooser(section: str) -> str:
-    """Returns the setting that chooses among the dataclasses of a union."""
-    return f"{section}.{CHOOSES[section]}"
+def chosen(section: str, words: Words) -> str:
+    """Returns the name of the dataclass that the words choose for a union."""
+    of_rows = section == "env" and {"env.data", "env.reward"} & words.keys()
+    default = "math" if of_rows else UNIONS[section].default
+    return " ".join(words.get(UNIONS[section].chooser, [default]))
 
 
-def family(section: str) -> dict[str, Any]:
-    """Returns the dataclasses that a union may have, by name."""
-    if section == "env":
-        named = {name: envs.settings_type(name) for name in envs.BUILT_IN}
-        return named | {"package.module:Class": envs.Own}
-    if section == "rollout":
-        return samplers.SETTINGS | {"package.module:Class": RolloutSettings}
-    return algorithms.SETTINGS | {"package.module:NAME": Algo} if section == "algo" else {}
-
-
-def owners(key: str) -> dict[str, Field[Any]]:
-    """Returns the fields of a setting, by the names of the dataclasses that have it."""
+def owners(key: str) -> dict[str, type]:
+    """Returns the dataclasses of a union that have this setting, by name."""
     section, _, name = key.partition(".")
-    own = ((owner, field) for owner, kind in family(section).items() for field in fields(kind))
-    return {owner: field for owner, field in own if field.name == name}
+    members = UNIONS[section].members() if section in UNIONS else {}
+    return {owner: kind for owner, kind in members.items() if name in properties(kind)}
 
 
 def schema() -> dict[str, Any]:
     """Returns the JSON schema of a YAML file of settings."""
     sections = {
-        name: {"oneOf": [*_union(name)]} if name in _DEFAULTS else schema_of(kind)
+        name: {"oneOf": [*_union(name)]} if name in UNIONS else schema_of(kind)
         for name, kind in kinds({}).items()
     }
     draft = "https://json-schema.org/draft/2020-12/schema"
@@ -85,12 +102,13 @@ def schema() -> dict[str, Any]:
 
 def _union(section: str) -> Iterator[dict[str, Any]]:
     """Yields a schema for each environment or algorithm; code of a user's own may declare more."""
-    for name, kind in family(section).items():
-        found, is_own = schema_of(kind), ":" in name
-        chosen = CHOOSES[section]
-        found["properties"][chosen] |= {"pattern": ":"} if is_own else {"const": name}
+    union = UNIONS[section]
+    name = union.chooser.partition(".")[2]
+    for member, kind in union.members().items():
+        found, is_own = schema_of(kind), ":" in member
+        found["properties"][name] |= {"pattern": ":"} if is_own else {"const": member}
         found["additionalProperties"] = is_own
-        yield found if name == _DEFAULTS[section] else found | {"required": [chosen]}
+        yield found if member == union.default else found | {"required": [name]}
 
 
 def show_help(prog: str, flags: Words, topic: str = "") -> NoReturn:
@@ -102,8 +120,8 @@ def show_help(prog: str, flags: Words, topic: str = "") -> NoReturn:
     for section, kind in kinds(flags).items():
         print(f"  {section:<15}  {about[section]}")
         if topic in ("all", section):
-            if named := family(section):
-                which = " ".join(flags.get(chooser(section), [_DEFAULTS[section]]))
-                print(f"{'':19}(of --{chooser(section)} {which}; there are {', '.join(named)})")
+            if union := UNIONS.get(section):
+                which = f"(of --{union.chooser} {chosen(section, flags)}; there are "
+                print(f"{'':19}{which}{', '.join(union.members())})")
             print(*help_lines(section, kind), sep="\n")
     raise SystemExit(0)

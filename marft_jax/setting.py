@@ -66,7 +66,8 @@ def setting(
 
     Args:
         needs: the setting without which this one has no effect, such as ``algo.kl_coef``; or that
-            setting with its values, such as ``algo.baseline moving or role``.
+            setting with its values, such as ``algo.baseline moving or role``; see ``unread``.
+            ``agents.past`` is a key of an agent in the team file.
         path: tells if a text is a file or folder; a run keeps its absolute path.
     """
     metadata = {"needs": needs, "path": path}
@@ -119,30 +120,6 @@ def check_local(what: str, path: object) -> None:
         )
 
 
-def unmet_needs(config: Any, known: Mapping[str, str]) -> dict[str, str]:
-    """Finds settings that are not at their default and lack what they need, with what that is.
-
-    Args:
-        known: settings of which that is known already.
-    """
-    found: dict[str, str] = {}
-    for key, field in settings(config):
-        if get(config, key) == field.default:
-            continue
-        needed = field.metadata.get("needs") or ""
-        if key in known:
-            found[key] = known[key]
-        elif needed and (needed.partition(" ")[0] in found or not _is_on(config, needed)):
-            found[key] = f"--{needed}"
-    return found
-
-
-def _is_on(config: Any, needed: str) -> bool:
-    """Tells if ``section.name`` is set, or ``section.name value`` is its value."""
-    key, _, value = needed.partition(" ")
-    return get(config, key) in value.split(" or ") if value else bool(get(config, key))
-
-
 def words_of(key: str, value: Any) -> list[str]:
     """Spells a value from YAML or from Python in words, as the command line has them.
 
@@ -155,6 +132,16 @@ def words_of(key: str, value: Any) -> list[str]:
             wanted = "text, a number, true, false or none"
             raise BadInput(f"--{key}: expected {wanted}, got {part!r:.60}")
     return [str(part) for part in parts]
+
+
+def needs_of(field: dataclasses.Field[Any]) -> str:
+    """Returns what a setting needs, as help and warnings show it, or ""."""
+    return re.sub(r"\b(?!agents\.)(\w+\.\w)", r"--\1", field.metadata.get("needs") or "")
+
+
+def spelled(value: Any) -> str:
+    """Spells a value as help and warnings show it."""
+    return " ".join(words_of("", value)).lower() or "none"
 
 
 def from_words(section: str, kind: type[T], words: Mapping[str, Sequence[str]]) -> T:
@@ -317,10 +304,9 @@ def help_lines(section: str, kind: type) -> Iterator[str]:
     """Yields help on a section's settings: each with its values, its default and its text."""
     text = texts(kind)
     for field in dataclasses.fields(kind):
-        default = " ".join(words_of(field.name, field.default)).lower() or "none"
-        needs = f"; needs --{needed}" if (needed := field.metadata.get("needs")) else ""
+        needs = f"; needs {needed}" if (needed := needs_of(field)) else ""
         values = expected(properties(kind)[field.name])
-        yield f"    --{section}.{field.name}  {values} ({default}{needs})"
+        yield f"    --{section}.{field.name}  {values} ({spelled(field.default)}{needs})"
         yield from textwrap.wrap(text.get(field.name, ""), 92, **_INDENTED)
 
 

@@ -62,7 +62,6 @@ def test_settings_mean_what_they_mean_on_the_command_line(tmp_path):
         ([{"algo.lrr": 1}], {}, "did you mean 'algo.lr'?"),
         ([], {"run": {"steps": "many"}}, "--run.steps: expected a whole number from 1, got 'many'"),
         ([], {"run": 3}, "configure: expected settings below 'run', got 3"),
-        ([{"team.rounds": 4}], {}, "--team.rounds: this run does not read it"),
         (["nowhere.yaml"], {}, "nowhere.yaml"),
         (
             [{"run.dir": b"x"}],

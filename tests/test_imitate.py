@@ -44,8 +44,18 @@ def line(*turns: tuple[str, str], **more: object) -> str:
 def finished(tmp_path_factory) -> Path:
     """Four uninterrupted steps over twelve demonstrations."""
     run = tmp_path_factory.mktemp("runs") / "start"
-    assert imitated("--out", run, "--demonstrations", 12, "--run.steps", 4, *EVALUATED) == 0
+    unread = ["--guard.max_kl", 5]
+    assert (
+        imitated("--out", run, "--demonstrations", 12, "--run.steps", 4, *EVALUATED, *unread) == 0
+    )
     return run
+
+
+def test_a_setting_of_samples_is_named_once_in_the_log(finished):
+    [line] = [x for x in (finished / "log.txt").read_text().splitlines() if "WARNING" in x]
+    assert line.endswith(
+        "this run does not read --guard.max_kl 5.0 (it needs --algo.name not imitation)"
+    )
 
 
 @pytest.mark.slow
@@ -232,7 +242,6 @@ def test_a_file_of_another_kind_is_one_line_before_a_model_is_loaded(
             ["--demonstrations", 2, "--algo.clip", 0.1],
             "--algo.clip: unknown setting",
         ),
-        (["--demonstrations", 2, "--critic.mode=lora"], "--critic.mode: this run does not read it"),
         (["--demonstrations", 2, "--algo.epohcs", 1], "algo.epohcs"),
         (["--demonstrations", 2, "--min_reward", 2], "got 0 of 2; see --min_reward"),
     ],

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, NamedTuple
 
 from pydantic import Field
 
-from marft_jax.config import Algo, Config, Critic, Lora, Update
+from marft_jax.config import CORRECTED, Algo, Config, Critic, Lora, Update
 from marft_jax.errors import BadInput
 from marft_jax.learning.credit import CREDITS
 from marft_jax.plugins import load_plugin, shown
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from marft_jax.models.decoder import DecoderConfig
 
 _TINY_LR = 1e-3
+_PAID = "algo.reward_coef"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,7 +52,7 @@ class TokenLevel:
     loss_mean: Count | Literal["token", "sequence"] = "token"
     """Mean of the loss. token: over all tokens. sequence: over each action's tokens first. A
     number: the sum over each action's tokens divided by this number, then over the actions."""
-    correction_of: Literal["token", "sequence"] = "token"
+    correction_of: Literal["token", "sequence"] = setting("token", needs=CORRECTED)
     """Weight of a stale sample. token: one for each token. sequence: one for the whole action."""
 
 
@@ -193,6 +194,13 @@ class Distill(TokenLevel, Clipped):
     reward_coef: NonNegative = 0.0
     """Weight of the advantages that the reward gives, as in grpo; 0: nothing is learned from the
     reward."""
+    credit: Literal["last", "equal", "step_discount", "per_step"] = setting("last", needs=_PAID)
+    normalize: str = setting("none", needs=_PAID)
+    reward_bias: float = setting(0.0, needs=_PAID)
+    reward_scale: float = setting(1.0, needs=_PAID)
+    reward_clip: Positive | None = setting(None, needs=_PAID)
+    overlong_buffer: Natural = setting(0, needs=_PAID)
+    kl_coef: NonNegative = setting(0.0, needs=f"{_PAID} or algo.kl_in loss")
 
     @property
     def compares(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -325,10 +333,11 @@ def validate(algo: Update, critic: Critic) -> None:
         BadInput: the first that is not.
     """
     name, size = algo.name, algo.group_size
+    normalize = algo.normalize if algo.reward_coef else "none"
     further = CREDITS[algo.credit].advantage is not None
     compares = {
         f"--algo.name {name}": algo.compares,
-        f"--algo.normalize {algo.normalize}": algo.normalize.startswith("group"),
+        f"--algo.normalize {normalize}": normalize.startswith("group"),
         "--algo.dynamic_sampling": algo.dynamic_sampling,
     }
     comparing = next((setting for setting, is_on in compares.items() if is_on), "")
@@ -344,19 +353,19 @@ def validate(algo: Update, critic: Critic) -> None:
         ),
         "--algo.branch_at: with --algo.branch_continue best the number of turns is not known "
         "beforehand; expected every, or agents, got random": (
-            algo.branch_continue == "best" and algo.branch_at == "random"
+            algo.branches and algo.branch_continue == "best" and algo.branch_at == "random"
         ),
         f"--algo.group_size: {comparing} compares samples of one task, expected at "
         f"least 2, got {size}; set it to 8, say": (comparing and size < 2 and not algo.branches),
-        f"--algo.episodes: --algo.normalize {algo.normalize} compares what episodes earn, expected "
+        f"--algo.episodes: --algo.normalize {normalize} compares what episodes earn, expected "
         "at least 2, got 1, with which no adapter ever moves; set it to 8, say": (
-            algo.episodes == 1 and algo.normalize in ("batch", "agent") and not algo.compares
+            algo.episodes == 1 and normalize in ("batch", "agent") and not algo.compares
         ),
         f"--algo.episodes: expected a multiple of --algo.group_size {size}, got {algo.episodes}": (
             algo.episodes % size
         ),
         "--algo.kl_estimator: k1 has no gradient in the loss; expected k2 or k3, got k1": (
-            algo.kl_in == "loss" and algo.estimator == "k1"
+            algo.kl_coef and algo.kl_in == "loss" and algo.estimator == "k1"
         ),
     }
     for fault, is_there in faults.items():

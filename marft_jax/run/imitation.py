@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from marft_jax import random_keys
+from marft_jax import random_keys, unread
 from marft_jax.config import Config
 from marft_jax.envs.threads import DaemonThreads
 from marft_jax.errors import BadInput, one_line
@@ -74,8 +74,11 @@ def imitate_team(config: Config, wanted: Wanted, on_step: OnStep | None = None) 
         BadInput: settings, model, team or demonstrations that do not fit.
         RunFailed: the run directory cannot be written.
     """
-    config, found = settings_of(config), _read(Path(config.run.dir), wanted)
+    given, config = config, settings_of(config)
+    found = _read(Path(config.run.dir), wanted)
+    warning = unread.warning(dataclasses.replace(given, algo=config.algo))
     with open_training(config) as run:
+        unread.log(warning)
         episodes, held_out = prepared(run, config, wanted, found)
         credit, learner = make_credit(config.algo, run.session.team), run.learner
         unseen = batch_of(held_out, credit, len(held_out), (config.run.seed, 0))

@@ -10,7 +10,7 @@ from pathlib import Path
 import jax
 from rich.console import Console
 
-from marft_jax.config import Config, RolloutSettings
+from marft_jax.config import Config
 from marft_jax.envs.threads import DaemonThreads
 from marft_jax.errors import BadInput, Stopped
 from marft_jax.learning.normalizers import find_normalizer
@@ -152,20 +152,13 @@ def _open(
 
 def check_learns(config: Config, blueprint: Blueprint) -> None:
     """Raises ``BadInput`` for a step reward that is not found, an agent whose samples teach
-    nothing, a length penalty of every action, and settings of past selves that no agent plays as.
-    """
+    nothing, and a length penalty of every action."""
     at, names = config.algo.branch_at, [profile.name for profile in blueprint.agents]
     if at not in ("random", "every") and not set(at.split(",")) <= set(names):
         raise BadInput(
             f"--algo.branch_at: expected random, every, or agents among {', '.join(names)}, got "
             f"{at!r:.60}"
         )
-    pool = ("past_every", "past_kept", "past_choice")
-    given = [
-        name for name in pool if getattr(config.rollout, name) != getattr(RolloutSettings, name)
-    ]
-    if given and all(profile.past is None for profile in blueprint.agents):
-        raise BadInput(f"--rollout.{given[0]}: it needs an agent with `past` in the team file")
     has_teachers, learns_from_them = any(blueprint.teachers), config.algo.teacher_coef > 0
     if has_teachers != learns_from_them and not config.algo.recorded:
         got = "no agent that learns with one" if learns_from_them else config.algo.name

@@ -32,7 +32,6 @@ from typing import Annotated, Any, NamedTuple, TypeVar
 import yaml
 from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError
 
-from marft_jax.config import Team
 from marft_jax.errors import BadInput
 from marft_jax.formats import documents
 from marft_jax.plugins import given_object
@@ -41,7 +40,7 @@ from marft_jax.team.bases import Base
 from marft_jax.team.dag import Graph
 from marft_jax.team.profiles import BUILT_IN, Name, Profile
 from marft_jax.team.teachers import Teacher
-from marft_jax.types import MAIN, Sampling
+from marft_jax.types import MAIN
 
 MAX_AGENTS = 300
 """The largest team that has been run. The time of a step grows with the square of this number: both
@@ -80,31 +79,6 @@ _READ = TypeAdapter[dict[str, Any] | list[dict[str, Any]]](dict[str, Any] | list
 _KEYS = {*Blueprint._fields, *Graph._fields} - {"graph"}
 _FIRST_RELEASE = {"role": "name", "with_answer": "answers"}
 _CHATML = re.compile(r"<\|im_start\|>\s*system\b\s*:?\s*|<\|im_end\|>")
-
-
-def without_effect(team: Team, usual: Team, step_reward: str | None, env: str) -> dict[str, str]:
-    """Settings of ``team``, and ``algo.step_reward``, that nobody in the team file would read, with
-    what they would need. What an agent's profile says itself, the settings cannot say. A value that
-    is ``usual`` on this base was not given."""
-    try:
-        blueprint = load_team(team.file)
-    except BadInput:  # reported when the run loads its team
-        return {}
-    workflow, default = team.workflow or blueprint.workflow, type(team)()
-    found: dict[str, str] = {}
-    for name, kind in (("rounds", "debate"), ("max_steps", "orchestrated")):
-        if getattr(team, name) != getattr(default, name) and workflow != kind:
-            found |= {f"team.{name}": f"--team.workflow {kind}"} if ":" not in workflow else {}
-    if team.max_tool_calls != default.max_tool_calls and ":" not in env:
-        if not any(profile.tools for profile in blueprint.agents):
-            found["team.max_tool_calls"] = "an agent with tools, or an --env.name of your own"
-    own = {n: (getattr(default, n), getattr(usual, n)) for n in Sampling._fields}
-    given = {f"team.{n}": n for n, values in own.items() if getattr(team, n) not in values}
-    given |= {"algo.step_reward": "reward"} if step_reward is not None else {}
-    for key, own in given.items():
-        if all(getattr(profile, own) is not None for profile in blueprint.agents):
-            found[key] = f"an agent in {team.file} without its own `{own}`"
-    return found
 
 
 def load_team(file: str | None) -> Blueprint:

@@ -327,9 +327,6 @@ def test_a_rollback_drops_what_was_played_ahead(own_env, tmp_path, monkeypatch):
 def test_demonstrations_have_no_lag():
     config = cli.parse(["--rollout.lag", "2"])
     assert imitation.settings_of(config).rollout.lag == 0
-    for flags in ["--rollout.lag", "2"], ["--mesh.rollout", "1"]:
-        with pytest.raises(BadInput, match=f"{flags[0]}: this run does not read it"):
-            cli.parse_training([*flags, "--algo.name", "imitation"])
 
 
 def test_correction_follows_the_lag_where_it_is_left_open():

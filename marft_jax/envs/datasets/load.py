@@ -37,6 +37,7 @@ class RowSettings(QuestionSettings):
     """Share of the training tasks for each source in `data`; none: every task is equally likely."""
     eval_data: tuple[str, ...] = setting((), path=os.path.isfile)
     """Tasks to evaluate on, as in `data`; none: the fraction `holdout` of `data`."""
+    holdout: Fraction = setting(0.1, needs="env.eval_data none")
     filters: tuple[str, ...] = ()
     """Conditions on fields that a row must fit: `level=Level 4|Level 5`, `source!=x`,
     `grade<=3`."""

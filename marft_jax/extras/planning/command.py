@@ -19,7 +19,7 @@ from typing import NoReturn
 
 from rich.console import Console
 
-from marft_jax import cli
+from marft_jax import cli, unread
 from marft_jax import config as config_lib
 from marft_jax.extras.planning import cost, verdict
 from marft_jax.extras.planning.compile import PlannedRun, compiled, describe
@@ -44,6 +44,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
         own, rest = parser.parse_known_args(argv)
         console = Console(highlight=False, soft_wrap=True, stderr=own.json, markup=False)
         config = cli.parse(rest, prog="marft_jax.plan")
+        unread.log(unread.warning(config))
         found = plans(config, find_topology(own.topology), console.print)
         if own.json:
             numbers = {base: verdict.numbers(own) for base, own in found.items()}

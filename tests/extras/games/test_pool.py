@@ -12,15 +12,14 @@ import pytest
 import small
 from run_files import arrays_of, killed_after, lines_of
 
-from marft_jax import cli, evaluate, train
+from marft_jax import evaluate, train
 from marft_jax.config import Rollout
 from marft_jax.errors import BadInput
 from marft_jax.extras.games import pool
 from marft_jax.extras.report.episodes import episode
 from marft_jax.extras.report.reading import read_run
 from marft_jax.learning.state import PolicyState, TrainState
-from marft_jax.run import opening
-from marft_jax.team.profiles import BUILT_IN, Profile
+from marft_jax.team.profiles import Profile
 from marft_jax.team.team_files import Blueprint
 from marft_jax.types import MAIN, Episode, StepResult
 
@@ -89,8 +88,6 @@ def test_a_pool_needs_an_agent_and_the_agent_one_that_learns():
     seats = Profile("ann", answers=True), Profile("bob", past="bob")
     with pytest.raises(BadInput, match="past: expected an agent on its base that learns, of ann"):
         small.team_of(Blueprint(seats))
-    with pytest.raises(BadInput, match="--rollout.past_every: it needs an agent with `past`"):
-        opening.check_learns(cli.parse(["--rollout.past_every", "3"]), Blueprint(BUILT_IN))
 
 
 def run_train(run: Path, *flags: str) -> None:

@@ -1,0 +1,92 @@
+"""Settings that a run does not read: one warning names them, by what ``setting`` says they need."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+from marft_jax.config import Config, Team, longest_action
+from marft_jax.setting import get, needs_of, replaced, settings, spelled
+from marft_jax.team.assemble import workflow_of
+from marft_jax.team.team_files import Blueprint, load_team
+
+LOGGER = logging.getLogger("marft_jax")
+
+
+def log(warning: str) -> None:
+    """Logs what ``warning`` found, if anything."""
+    if warning:
+        LOGGER.warning("%s", warning)
+
+
+def warning(config: Config, *, evaluates: bool = False) -> str:
+    """Returns one line that names the settings that are given and that this run does not read.
+
+    Args:
+        evaluates: the team only plays, and learns nothing.
+
+    Raises:
+        BadInput: the team file cannot be read.
+    """
+    blueprint = load_team(config.team.file)
+    found = [
+        f"--{key} {spelled(get(config, key)):.60} (it needs {needs})"
+        for key, needs in unread(_as_read(config, blueprint, evaluates), blueprint).items()
+    ]
+    if evaluates and config.mesh.rollout:
+        found.append("--mesh.rollout (it needs a training)")
+    return f"this run does not read {', '.join(found)}" if found else ""
+
+
+def _as_read(config: Config, blueprint: Blueprint, evaluates: bool) -> Config:
+    """Returns the config with the values that stand for none and auto, and without the length of
+    actions that a base decides."""
+    team, correction = config.team, config.algo.correction
+    longest = team.max_new_tokens
+    usual = Team.max_new_tokens if longest == longest_action(config.model.context) else longest
+    team = dataclasses.replace(team, workflow=workflow_of(team, blueprint), max_new_tokens=usual)
+    config = dataclasses.replace(config, team=team)
+    if correction == "auto":
+        correction = "decoupled" if config.rollout.lag else "none"
+        config = replaced(config, "algo.correction", correction)
+    return replaced(config, "eval.every", 1) if evaluates else config
+
+
+def unread(config: Config, blueprint: Blueprint) -> dict[str, str]:
+    """Finds settings that are neither none nor their default and lack what they need, with what
+    that is."""
+    found = dict[str, str]()
+
+    def values(key: str) -> Iterator[Any]:
+        """Yields the value of a setting that is read, or what each agent has."""
+        section, _, name = key.partition(".")
+        if section == "agents":
+            yield from (getattr(agent, name) for agent in blueprint.agents)
+        elif key not in found:
+            yield get(config, key)
+
+    def holds(need: str) -> bool:
+        key = ""
+        for part in need.split(" or "):
+            first, _, rest = part.partition(" ")
+            key, wanted = (first, rest) if "." in first else (key, part)
+            if any(_fits(value, wanted) for value in values(key)):
+                return True
+        return False
+
+    for key, field in settings(config):
+        needs, value = field.metadata.get("needs"), get(config, key)
+        if needs and value != field.default and spelled(value) != "none":
+            if not all(map(holds, needs.split(" and "))):
+                found[key] = needs_of(field)
+    return found
+
+
+def _fits(value: Any, wanted: str) -> bool:
+    """Tells if a value is the wanted one: any that is on for "", ``your own``, ``not WORD``."""
+    if wanted in ("", "your own") or wanted.startswith("not "):
+        own = wanted != "your own" or ":" in str(value)
+        return bool(value) and own and value != wanted.removeprefix("not ")
+    return spelled(value) == wanted
