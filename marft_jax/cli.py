@@ -24,7 +24,6 @@ from marft_jax import unread
 from marft_jax.config import Config
 from marft_jax.errors import FILE_SYSTEM, BadInput, RunFailed, described, exit_with, place
 from marft_jax.merging import (
-    Layer,
     flatten,
     merge,
     read_file,
@@ -107,26 +106,26 @@ def parse_run(
     Raises:
         BadInput: there is no run in that directory, or a setting is wrong.
     """
-    bare = [] if base is None else [Layer({"model.base": [base]})]
+    bare: list[Words] = [] if base is None else [{"model.base": [base]}]
     before = bare if run is None else [read_run(run)]
     return _to_play([*before, *_command_line(flags, prog)])
 
 
-def _to_play(layers: Sequence[Layer]) -> Config:
+def _to_play(layers: Sequence[Words]) -> Config:
     """Builds the config of a team that plays on all devices and learns nothing."""
     config = resolve(layers)
     unread.log(unread.warning(config, evaluates=True))
     return replaced(config, "mesh.rollout", ())
 
 
-def _in_python(sources: Sequence[Source], sections: Mapping[str, Any]) -> list[Layer]:
+def _in_python(sources: Sequence[Source], sections: Mapping[str, Any]) -> list[Words]:
     layers = [
-        Layer({str(key): _spelled(str(key), value) for key, value in source.items()})
+        {str(key): _spelled(str(key), value) for key, value in source.items()}
         if isinstance(source, Mapping)
         else read_file(str(source))
         for source in sources
     ]
-    return [*layers, Layer(flatten(sections, "configure", _spelled))]
+    return [*layers, flatten(sections, "configure", _spelled)]
 
 
 def _spelled(key: str, value: Any) -> list[str]:
@@ -145,7 +144,7 @@ def _spelled(key: str, value: Any) -> list[str]:
     return words_of(key, names)
 
 
-def _command_line(argv: Sequence[str], prog: str) -> list[Layer]:
+def _command_line(argv: Sequence[str], prog: str) -> list[Words]:
     """Reads files, then flags; or prints the help or the schema, and exits."""
     files, flags = _split(argv)
     if "help" in flags:
@@ -153,7 +152,7 @@ def _command_line(argv: Sequence[str], prog: str) -> list[Layer]:
     if "schema" in flags:
         print(json.dumps(sections_lib.schema(), indent=2))
         raise SystemExit(0)
-    return [*map(read_file, files), Layer(flags)]
+    return [*map(read_file, files), flags]
 
 
 class Parser(argparse.ArgumentParser):

@@ -46,7 +46,7 @@ Stops = Annotated[
 Axis = Annotated[int, Field(ge=-1, le=LARGEST)]
 _WITH_CRITIC = "algo.name appo or tppo or your own"
 _SAMPLED = "algo.name not imitation"
-CORRECTED = "algo.correction decoupled or truncated"
+CORRECTED = "rollout.lag or algo.correction decoupled or truncated and algo.correction not none"
 
 
 @dataclasses.dataclass(frozen=True)

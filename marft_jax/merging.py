@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import fields, is_dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from marft_jax import config as config_lib
 from marft_jax import sections as sections_lib
@@ -22,42 +22,28 @@ from marft_jax.sections import Words
 from marft_jax.setting import from_words, properties, suggestion, words_of
 
 
-class Layer(NamedTuple):
-    """Settings that were given in one place.
-
-    Attributes:
-        file: the YAML file; None for flags and Python.
-        saved: the file is that of a run.
-    """
-
-    words: Words
-    file: str | None = None
-    saved: bool = False
-
-
-def read_file(file: str) -> Layer:
+def read_file(file: str) -> Words:
     """Reads a YAML file; a relative team file is looked for beside it, then in this folder."""
     words = flatten(documents.read(file, "--config"), file)
     for name in words.get("team.file", ())[:1]:
         if os.path.isfile(beside := Path(file).parent / name):
             words["team.file"] = [str(beside)]
-    return Layer(words, file)
+    return words
 
 
-def read_run(run: str) -> Layer:
+def read_run(run: str) -> Words:
     """Reads the settings and the team of a run directory, without the addresses of processes."""
     settings, team = Path(run) / "config.yaml", Path(run) / "team.yaml"
     if not os.path.isfile(settings):
         raise BadInput(f"--run {run}: expected a run directory with config.yaml, found none")
     own = {"run.dir": [run]} | ({"team.file": [str(team)]} if os.path.isfile(team) else {})
-    words = read_file(str(settings)).words | own
-    kept = {key: value for key, value in words.items() if key not in _NOT_KEPT}
-    return Layer(kept, str(settings), saved=True)
+    words = read_file(str(settings)) | own
+    return {key: value for key, value in words.items() if key not in _NOT_KEPT}
 
 
-def merge(layers: Sequence[Layer]) -> Words:
+def merge(layers: Sequence[Words]) -> Words:
     """Merges layers; the later one wins."""
-    return dict(item for one in layers for item in one.words.items())
+    return dict(item for words in layers for item in words.items())
 
 
 def flatten(tree: Any, file: str, spell: Callable[[str, Any], list[str]] = words_of) -> Words:
@@ -83,7 +69,7 @@ def flatten(tree: Any, file: str, spell: Callable[[str, Any], list[str]] = words
     return flat
 
 
-def to_train(layers: Sequence[Layer]) -> Config:
+def to_train(layers: Sequence[Words]) -> Config:
     """Builds the config of a training; if its run has begun, the saved settings are layer 0."""
     run = [*merge(layers).get("run.dir", []), config_lib.Run.dir][0]
     is_run = run.strip() and os.path.isfile(Path(run) / "config.yaml")
@@ -91,7 +77,7 @@ def to_train(layers: Sequence[Layer]) -> Config:
         return resolve(layers)
     before = read_run(run)
     config = resolve([before, *layers])
-    given, kept = (Path(one.lora.init or "") for one in (config, _build(before.words)))
+    given, kept = (Path(one.lora.init or "") for one in (config, _build(before)))
     if given.absolute() != kept.absolute():
         raise BadInput(
             f"--lora.init {config.lora.init}: {run} has begun and goes on from its checkpoint; "
@@ -100,39 +86,12 @@ def to_train(layers: Sequence[Layer]) -> Config:
     return config
 
 
-def resolve(layers: Sequence[Layer]) -> Config:
-    """Merges and validates layers; an error names the saved settings that contributed to it.
+def resolve(layers: Sequence[Words]) -> Config:
+    """Merges layers, without what a later layer made unknown by another choice of environment,
+    algorithm or sampler, and validates the config.
 
     Raises:
         BadInput: a setting is unknown, has a wrong value, or contradicts another.
-    """
-    try:
-        config = _build(_known(layers))
-        config_lib.validate(config)
-        algorithms.validate(config.algo, config.critic)
-        return config
-    except BadInput as error:
-        raise BadInput(f"{error}{_saved(str(error), layers)}") from error
-
-
-def _saved(fault: str, layers: Sequence[Layer]) -> str:
-    """Names the settings in an error message that came from a saved run, as a suffix."""
-    saved = {key: one for one in layers for key in one.words if one.saved}
-    given = {key for one in layers if not one.saved for key in one.words}
-    found = [
-        f"{key} {' '.join(saved[key].words[key]):.60} comes from {saved[key].file}"
-        for key in dict.fromkeys(re.findall(r"--(\w+\.\w+)", fault))
-        if key in saved and key not in given
-    ]
-    return f" ({'; '.join(found)})" if found else ""
-
-
-def _known(layers: Sequence[Layer]) -> Words:
-    """Merges layers, without what a later layer made unknown by another choice of environment,
-    algorithm or sampler.
-
-    Raises:
-        BadInput: a setting does not exist, or belongs to another choice.
     """
     words = merge(layers)
     kinds = sections_lib.kinds(words).items()
@@ -140,20 +99,19 @@ def _known(layers: Sequence[Layer]) -> Words:
     for key in [key for key in words if key not in known]:
         if not (owners := sections_lib.owners(key)):
             raise BadInput(f"unknown setting {key!r:.80}{suggestion(key, known)}")
-        section, last = (
-            key.partition(".")[0],
-            max(i for i, x in enumerate(layers) if key in x.words),
-        )
+        section, last = key.partition(".")[0], max(i for i, one in enumerate(layers) if key in one)
         chosen = sections_lib.chosen(section, words)
         if chosen == sections_lib.chosen(section, merge(layers[: last + 1])):
-            where = f"{file}: {key}" if (file := layers[last].file) else f"--{key}"
             mine = f"--{sections_lib.UNIONS[section].chooser} {chosen}"
             raise BadInput(
-                f"{where}: unknown setting for {mine}; it belongs to {' and '.join(owners)}, got "
+                f"--{key}: unknown setting for {mine}; it belongs to {' and '.join(owners)}, got "
                 f"{' '.join(words[key]):.60}"
             )
         del words[key]
-    return words
+    config = _build(words)
+    config_lib.validate(config)
+    algorithms.validate(config.algo, config.critic)
+    return config
 
 
 def _build(words: Words) -> Config:

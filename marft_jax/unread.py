@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 from collections.abc import Iterator
 from typing import Any
@@ -31,33 +30,25 @@ def warning(config: Config, *, evaluates: bool = False) -> str:
         BadInput: the team file cannot be read.
     """
     blueprint = load_team(config.team.file)
-    found = [
-        f"--{key} {spelled(get(config, key)):.60} (it needs {needs})"
-        for key, needs in unread(_as_read(config, blueprint, evaluates), blueprint).items()
-    ]
+    found = unread(config, blueprint, evaluates)
     if evaluates and config.mesh.rollout:
-        found.append("--mesh.rollout (it needs a training)")
-    return f"this run does not read {', '.join(found)}" if found else ""
+        found["mesh.rollout"] = "a training"
+    lines = [
+        f"--{key} {spelled(get(config, key)):.60} (it needs {needs})"
+        for key, needs in found.items()
+    ]
+    return f"this run does not read {', '.join(lines)}" if lines else ""
 
 
-def _as_read(config: Config, blueprint: Blueprint, evaluates: bool) -> Config:
-    """Returns the config with the values that stand for none and auto, and without the length of
-    actions that a base decides."""
-    team, correction = config.team, config.algo.correction
-    longest = team.max_new_tokens
-    usual = Team.max_new_tokens if longest == longest_action(config.model.context) else longest
-    team = dataclasses.replace(team, workflow=workflow_of(team, blueprint), max_new_tokens=usual)
-    config = dataclasses.replace(config, team=team)
-    if correction == "auto":
-        correction = "decoupled" if config.rollout.lag else "none"
-        config = replaced(config, "algo.correction", correction)
-    return replaced(config, "eval.every", 1) if evaluates else config
-
-
-def unread(config: Config, blueprint: Blueprint) -> dict[str, str]:
+def unread(config: Config, blueprint: Blueprint, evaluates: bool = False) -> dict[str, str]:
     """Finds settings that are neither none nor their default and lack what they need, with what
     that is."""
-    found = dict[str, str]()
+    found, usual = dict[str, str](), longest_action(config.model.context)
+    config = replaced(config, "team.workflow", workflow_of(config.team, blueprint))
+    if config.team.max_new_tokens == usual:  # the base decided it
+        config = replaced(config, "team.max_new_tokens", Team.max_new_tokens)
+    if evaluates:
+        config = replaced(config, "eval.every", 1)
 
     def values(key: str) -> Iterator[Any]:
         """Yields the value of a setting that is read, or what each agent has."""
@@ -85,8 +76,9 @@ def unread(config: Config, blueprint: Blueprint) -> dict[str, str]:
 
 
 def _fits(value: Any, wanted: str) -> bool:
-    """Tells if a value is the wanted one: any that is on for "", ``your own``, ``not WORD``."""
-    if wanted in ("", "your own") or wanted.startswith("not "):
-        own = wanted != "your own" or ":" in str(value)
-        return bool(value) and own and value != wanted.removeprefix("not ")
+    """Tells if a value is the wanted one; "": if it is on."""
+    if wanted in ("", "your own"):
+        return ":" in str(value) if wanted else bool(value)
+    if wanted.startswith("not "):
+        return bool(value) and value != wanted.removeprefix("not ")
     return spelled(value) == wanted

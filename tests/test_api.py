@@ -102,18 +102,6 @@ def test_the_default_directory_is_continued_by_train_alone(tmp_path, monkeypatch
     assert [config.run.seed for config in named] == [5, 5, 5]
 
 
-def test_a_fault_names_what_the_run_has_saved_of_it(tmp_path):
-    run = write_run(tmp_path / "run")
-    (run / "checkpoints" / "1").mkdir(parents=True, exist_ok=True)
-    (run / "config.yaml").write_text("algo: {name: appo, group_size: 1}\n")
-    with pytest.raises(BadInput, match=rf"\(algo.group_size 1 comes from {run}/config.yaml\)$"):
-        cli.parse_training(["--run.dir", str(run), "--algo.name", "grpo"])
-    with pytest.raises(BadInput, match=r"expected a multiple .* got 63$"):
-        cli.parse_training(
-            ["--run.dir", str(run), "--algo.episodes", "63", "--algo.group_size", "2"]
-        )
-
-
 def config_of(folder: Path, steps: int) -> Config:
     return marft_jax.configure(SMALL, run={"dir": str(folder), "steps": steps})
 
