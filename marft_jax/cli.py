@@ -150,7 +150,7 @@ def _command_line(argv: Sequence[str], prog: str) -> list[Words]:
     if "help" in flags:
         sections_lib.show_help(prog, flags, *flags["help"][:1])
     if "schema" in flags:
-        print(json.dumps(sections_lib.schema(), indent=2))
+        print(json.dumps(sections_lib.schema(*flags["schema"][:1]), indent=2))
         raise SystemExit(0)
     return [*map(read_file, files), flags]
 

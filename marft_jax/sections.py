@@ -16,6 +16,7 @@ from marft_jax.errors import BadInput
 from marft_jax.learning import settings as algorithms
 from marft_jax.sampling import settings as samplers
 from marft_jax.setting import help_lines, properties, schema_of, texts
+from marft_jax.team import team_files
 
 Words = dict[str, list[str]]
 """``section.name`` to the words that stand for its value."""
@@ -27,7 +28,7 @@ _USAGE = """usage: python -m {prog} [--config FILE ...] [--SECTION.NAME VALUE ..
   --config FILE    settings of YAML files, before the flags; later ones win
   --dry_run        show the prompts and answers of one task, then end
   --help SECTION   the settings of one section; of all: --help all
-  --schema         print the JSON schema of YAML files, for editors
+  --schema         print the JSON schema of YAML files; of a team file: --schema team
 
 sections:"""
 
@@ -89,8 +90,12 @@ def owners(key: str) -> dict[str, type]:
     return {owner: kind for owner, kind in members.items() if name in properties(kind)}
 
 
-def schema() -> dict[str, Any]:
-    """Returns the JSON schema of a YAML file of settings."""
+def schema(topic: str = "") -> dict[str, Any]:
+    """Returns the JSON schema of a YAML file of settings, or with the topic ``team`` of a team."""
+    if topic == "team":
+        return team_files.schema()
+    if topic:
+        raise BadInput(f"--schema: expected nothing or team, got {topic!r:.40}")
     sections = {
         name: {"oneOf": [*_union(name)]} if name in UNIONS else schema_of(kind)
         for name, kind in kinds({}).items()
@@ -123,5 +128,9 @@ def show_help(prog: str, flags: Words, topic: str = "") -> NoReturn:
             if union := UNIONS.get(section):
                 which = f"(of --{union.chooser} {chosen(section, flags)}; there are "
                 print(f"{'':19}{which}{', '.join(union.members())})")
-            print(*help_lines(section, kind), sep="\n")
+            print(*help_lines(f"--{section}.", kind), sep="\n")
+        if topic == "team":
+            print(f"{'':19}keys of a team file:")
+            for above, part in team_files.PARTS.items():
+                print(*help_lines(above, part), sep="\n")
     raise SystemExit(0)

@@ -26,6 +26,7 @@ import os
 import re
 import textwrap
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -50,17 +51,23 @@ _ADDRESS = re.compile(r"[a-z][a-z0-9+.-]+:/|hub:", re.IGNORECASE)  # one letter 
 
 
 class Section:
-    """Base of every section: its numbers are finite."""
+    """Base of every section: its numbers are finite, and it has no other keys."""
 
-    __pydantic_config__ = ConfigDict(allow_inf_nan=False)
+    __pydantic_config__ = ConfigDict(allow_inf_nan=False, extra="forbid")
 
 
 class Derived(int):
     """A number that follows from other settings, because nobody gave one."""
 
 
+_REQUIRED: Any = dataclasses.MISSING
+
+
 def setting(
-    default: T, *, needs: str | None = None, path: Callable[[str], bool] | None = None
+    default: T = _REQUIRED,
+    *,
+    needs: str | None = None,
+    path: Callable[[str], bool] | None = None,
 ) -> T:
     """Returns a field of a section that has more than a type and a default.
 
@@ -93,21 +100,35 @@ def replaced(config: C, key: str, value: Any) -> C:
     return dataclasses.replace(config, **{section: changed})  # type: ignore[type-var]
 
 
-def with_absolute_paths(config: C) -> C:
-    """Returns the config with absolute paths of the files and folders that it names."""
-    for key, field in settings(config):
-        is_path, value = field.metadata.get("path"), get(config, key)
-        if is_path and value != field.default:
-            texts = [value] if isinstance(value, str) else value
-            found = [_absolute(text, is_path) for text in texts]
-            config = replaced(config, key, found[0] if isinstance(value, str) else tuple(found))
-    return config
+def with_absolute_paths(tree: T, folder: str | Path = "") -> T:
+    """Returns settings with absolute paths of the files and folders that they name.
+
+    Args:
+        tree: a dataclass of settings, or tuples and mappings of them.
+        folder: where relative paths are; "": the current directory.
+    """
+    found: Any = tree
+    if isinstance(tree, tuple):
+        found = tuple(with_absolute_paths(part, folder) for part in tree)
+    elif isinstance(tree, dict):
+        found = {name: with_absolute_paths(part, folder) for name, part in tree.items()}
+    elif dataclasses.is_dataclass(tree):
+        for field in dataclasses.fields(tree):
+            is_path, value = field.metadata.get("path"), getattr(tree, field.name)
+            if is_path and value != field.default:
+                texts = [value] if isinstance(value, str) else value
+                paths = tuple(_absolute(text, is_path, folder) for text in texts)
+                value = paths[0] if isinstance(value, str) else paths
+            elif not is_path:
+                value = with_absolute_paths(value, folder)
+            found = dataclasses.replace(found, **{field.name: value})
+    return found
 
 
-def _absolute(text: str, is_path: Callable[[str], bool]) -> str:
+def _absolute(text: str, is_path: Callable[[str], bool], folder: str | Path) -> str:
     """Makes a path absolute; a benchmark's may end with samples and temperature."""
     name, more = re.findall(r"(?s)^(.+?)((?::\d+)?(?:@[\d.]+)?)\Z", text)[0]
-    path = os.path.expanduser(name)
+    path = os.path.join(folder, os.path.expanduser(name))
     return f"{os.path.abspath(path)}{more}" if is_path(path) else text
 
 
@@ -196,33 +217,53 @@ def checked(what: str, kind: TypeAdapter[T], value: object) -> T:
         raise BadInput(f"{what}: {fault_of(error)}") from None
 
 
-def fault_of(error: ValidationError, kind: Any = object) -> str:
+def read(kind: type[T], tree: object, where: str) -> T:
+    """Reads a tree of plain values as a dataclass of settings.
+
+    Raises:
+        BadInput: the first value that does not fit, with its place.
+    """
+    try:
+        return _adapter(kind).validate_python(tree)
+    except ValidationError as error:
+        raise BadInput(f"{where}: {fault_of(error, kind)}") from None
+
+
+def fault_of(error: ValidationError, kind: Any = None) -> str:
     """Describes a fault that pydantic found in a value of this type: where, what was expected, and
     what came. An unknown key comes first: it may be why another one is missing."""
     faults = error.errors(include_url=False)
     unknown = [fault for fault in faults if fault["type"] in _UNKNOWN]
     first = (unknown or faults)[0]
-    where = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in first["loc"])
+    place = first["loc"]
+    where = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in place)
     if unknown:
-        *place, key = first["loc"]
-        return f"{where.lstrip('.')}: {unknown_key(str(key), keys_at(kind, place))}"
+        return f"{where.lstrip('.')}: {unknown_key(str(place[-1]), _keys(_at(kind, place[:-1])))}"
     what = re.sub("^(Input should be|Value error,) ", "", first["msg"])
-    what = re.sub(" or an instance of .*", "", what)
-    what = "a value" if "missing" in first["type"] else what
+    if first["type"] != "value_error" and (found := _at(kind, place)) is not None:
+        what = expected(TypeAdapter(found).json_schema())
     return f"{where.lstrip('.')}: expected {what}, got {first['input']!r:.60}".removeprefix(": ")
 
 
-def keys_at(kind: Any, place: Sequence[int | str]) -> list[str]:
-    """Returns the keys of the mapping at a place of a type, such as ``("bases", "large")``."""
-    origin, parts = get_origin(kind), get_args(kind)
-    if origin is Annotated:
-        return keys_at(parts[0], place)
-    if origin in (Union, UnionType):
-        return keys_at(next(part for part in parts if part is not NoneType), place)
-    if origin is not None:  # a list, or a mapping of any names
-        return keys_at(parts[1 if origin is dict else 0], place[1:])
-    known = get_type_hints(kind, include_extras=True)
-    return keys_at(known[str(place[0])], place[1:]) if place else [*known]
+def _at(kind: Any, place: Sequence[int | str]) -> Any:
+    """Returns the type at a place of a type, such as ``("bases", "large")``; or None."""
+    for part in place:
+        inner = get_args(_bare(kind))  # of a list, or of a mapping of any names
+        kind = inner[0 if inner[-1] is ... else -1] if inner else _keys(kind).get(str(part))
+    return kind
+
+
+def _keys(kind: Any) -> dict[str, Any]:
+    """Returns the types of the keys of a dataclass or a named tuple."""
+    bare = _bare(kind)
+    return get_type_hints(bare, include_extras=True) if isinstance(bare, type) else {}
+
+
+def _bare(kind: Any) -> Any:
+    """Returns a type without bounds and none."""
+    while get_origin(kind) in (Annotated, Union, UnionType):
+        kind = next(part for part in get_args(kind) if part is not NoneType)
+    return kind
 
 
 def unknown_key(key: str, known: Collection[str]) -> str:
@@ -264,12 +305,19 @@ def expected(schema: Mapping[str, Any]) -> str:
         return schema["const"]
     if "items" in schema:
         item = schema["items"]
-        return _SEVERAL[item["type"]] + _bounds(item)
-    return _ONE.get(schema.get("type", ""), "a value of its type") + _bounds(schema)
+        several = _SEVERAL.get(item.get("type"), "a list")
+        return several + _bounds(item) + _bounds(schema)
+    kind = "object" if "$ref" in schema else schema.get("type", "")
+    return _ONE.get(kind, "a value of its type") + _bounds(schema)
 
 
 def _bounds(schema: Mapping[str, Any]) -> str:
-    words = {"minimum": "from", "exclusiveMinimum": "above", "maximum": "to"}
+    words = {
+        "minimum": "from",
+        "exclusiveMinimum": "above",
+        "maximum": "to",
+        "maxItems": "of at most",
+    }
     given = {name: schema[name] for name in words if schema.get(name, LARGEST) != LARGEST}
     return "".join(f" {words[name]} {bound}" for name, bound in given.items())
 
@@ -300,13 +348,15 @@ def schema_of(kind: type) -> dict[str, Any]:
     return {"type": "object", "properties": found, "additionalProperties": False}
 
 
-def help_lines(section: str, kind: type) -> Iterator[str]:
-    """Yields help on a section's settings: each with its values, its default and its text."""
+def help_lines(before: str, kind: type) -> Iterator[str]:
+    """Yields help on the settings of a dataclass: each, with this ``before`` its name, with its
+    values, its default and its text."""
     text = texts(kind)
     for field in dataclasses.fields(kind):
         needs = f"; needs {needed}" if (needed := needs_of(field)) else ""
         values = expected(properties(kind)[field.name])
-        yield f"    --{section}.{field.name}  {values} ({spelled(field.default)}{needs})"
+        default = "" if field.default is dataclasses.MISSING else spelled(field.default)
+        yield f"    {before}{field.name}  {values} ({default or 'no default'}{needs})"
         yield from textwrap.wrap(text.get(field.name, ""), 92, **_INDENTED)
 
 
@@ -322,7 +372,7 @@ def suggestion(key: str, known: Sequence[str]) -> str:
     return f"; did you mean {like}?" if found else "; --help lists them"
 
 
-_UNKNOWN = ("unexpected_keyword_argument", "extra_forbidden")
+_UNKNOWN = ("unexpected_keyword_argument", "extra_forbidden", "invalid_key")
 _INDENTED: Any = {"initial_indent": " " * 8, "subsequent_indent": " " * 8}
 _ONE = {
     "integer": "a whole number",
@@ -330,6 +380,8 @@ _ONE = {
     "string": "text",
     "boolean": "true or false",
     "null": "none",
+    "array": "a list",
+    "object": "a mapping",
 }
 _SEVERAL = {"integer": "whole numbers", "number": "numbers", "string": "words"}
 _PLAIN = (str, np.bool_, numbers.Real, os.PathLike, datetime.date, type(None))

@@ -17,6 +17,8 @@ from marft_jax.config import Config, dump
 from marft_jax.envs import base as envs
 from marft_jax.errors import BadInput, exit_with
 from marft_jax.learning.settings import SETTINGS, Appo
+from marft_jax.team import team_files
+from marft_jax.team.team_files import dump_team, load_team
 from marft_jax.types import Sampling
 
 
@@ -224,14 +226,18 @@ def test_a_key_without_a_value_is_none_where_that_is_a_value_and_else_one_line(v
                 assert taken in (None, ()), (section, field.name)
 
 
-def fits(value: object, schema: dict) -> bool:
-    """A small judge of JSON schemas, of the words that ours are written in."""
+def fits(value: object, schema: dict, known: dict) -> bool:
+    """A small judge of JSON schemas, of the words that ours have; ``known``: its $defs."""
+    if "$ref" in schema:
+        return fits(value, known[schema["$ref"].rpartition("/")[2]], known)
     if "oneOf" in schema:
-        return sum(fits(value, one) for one in schema["oneOf"]) == 1
+        return sum(fits(value, one, known) for one in schema["oneOf"]) == 1
     if "anyOf" in schema:
-        return any(fits(value, one) for one in schema["anyOf"])
+        return any(fits(value, one, known) for one in schema["anyOf"])
     if "enum" in schema or "const" in schema:
         return value in schema.get("enum", [schema.get("const")])
+    if "type" not in schema:
+        return True
     kind = {
         "object": dict, "array": list, "string": str, "boolean": bool, "null": type(None),
         "integer": int, "number": (int, float),
@@ -239,13 +245,14 @@ def fits(value: object, schema: dict) -> bool:
     if not isinstance(value, kind) or isinstance(value, bool) is not (kind is bool):
         return False
     if isinstance(value, dict):
-        known = schema["properties"]
+        keys, others = schema.get("properties", {}), schema.get("additionalProperties", True)
+        others = others if isinstance(others, dict) else {} if others else {"enum": []}
         return set(schema.get("required", ())) <= set(value) and all(
-            fits(part, known[key]) if key in known else schema["additionalProperties"]
-            for key, part in value.items()
+            fits(part, keys.get(key, others), known) for key, part in value.items()
         )
     if isinstance(value, list):
-        return all(fits(part, schema["items"]) for part in value)
+        each = schema.get("prefixItems", [schema.get("items", {})] * len(value))
+        return len(each) == len(value) and all(map(fits, value, each, [known] * len(value)))
     if isinstance(value, str):
         return re.search(schema.get("pattern", ""), value) is not None
     low, high = schema.get("minimum", -math.inf), schema.get("maximum", math.inf)
@@ -264,7 +271,7 @@ def test_the_schema_of_settings_fits_what_loads_and_nothing_else(repository, cap
     trees += [yaml.safe_load(dump(configure({"env.name": name}))) for name in envs.BUILT_IN]
     trees += [{"env": {"name": "mine:Env", "most": 3}}, {"run": {"steps": 1}}]
     assert len(trees) > 20
-    assert [tree for tree in trees if not fits(tree, schema)] == []
+    assert [tree for tree in trees if not fits(tree, schema, {})] == []
     for wrong in (
         {"run": {"stepz": 1}},
         {"run": {"steps": 0}},
@@ -273,6 +280,43 @@ def test_the_schema_of_settings_fits_what_loads_and_nothing_else(repository, cap
         {"algo": {"gamma": 1.5}},
         {"lora": {"mode": "both"}},
     ):
-        assert not fits(wrong, schema), wrong
+        assert not fits(wrong, schema, {}), wrong
     [help] = [one["description"] for one in schema["properties"]["lora"]["properties"].values()][:1]
     assert help.startswith("per_agent: one adapter for each agent.")
+
+
+def test_the_schema_of_a_team_fits_what_loads_and_nothing_else(repository, capsys):
+    with pytest.raises(SystemExit):
+        parse(["--schema", "team"])
+    schema = json.loads(capsys.readouterr().out)
+    files = [*(repository / "configs").glob("teams/*.yaml"), *repository.glob("configs/*/teams/*")]
+    blueprints = [load_team(str(file)) for file in files]
+    trees = [yaml.safe_load(file.read_text()) for file in files]
+    trees += [yaml.safe_load(dump_team(team)) for team in blueprints]
+    agent = {"name": "a", "answers": True, "stop": "x", "tools": [{"calculator": {"cost": 1}}]}
+    trees += [{"agents": [agent], "messages": [None], "nodes": [{"id": "x", "role": "a"}]}]
+    assert len(trees) > 20
+    assert [tree for tree in trees if not fits(tree, schema, schema["$defs"])] == []
+    for wrong in (
+        {"workflow": "solo"},
+        {"agents": [{"prompt": "p"}]},
+        {"agents": [{"name": "a", "top_p": 2}]},
+        {"agents": [{"name": "a"}], "bases": {"x": {"modle": "tiny"}}},
+        {"agents": [{"name": "a", "teacher": {"see": "all"}}]},
+        {"agents": [{"name": "a"}], "edges": [["a"]]},
+    ):
+        assert not fits(wrong, schema, schema["$defs"]), wrong
+    assert schema["$defs"]["Profile"]["properties"]["prompt"]["description"] == "System prompt."
+    assert "--schema: expected nothing or team" in refused(["--schema", "all"])
+
+
+def test_each_key_of_a_team_file_has_a_text_and_help_shows_it(capsys):
+    with pytest.raises(SystemExit):
+        parse(["--help", "team"])
+    shown = capsys.readouterr().out
+    for above, kind in team_files.PARTS.items():
+        for field in dataclasses.fields(kind):
+            assert setting.texts(kind).get(field.name), (kind, field.name)
+            assert f"    {above}{field.name}  " in shown
+    assert "agents: top_p  a number above 0 to 1 or none (none)" in shown
+    assert "agents: name  text (no default)" in shown

@@ -73,7 +73,7 @@ def described(team: Team, workflow: str) -> dict[str, Any]:
         flat[what] = None if member is None else team.names[member]
     if team.teachers:
         flat["teachers"] = [teacher and dataclasses.asdict(teacher) for teacher in team.teachers]
-    flat["nodes"] = [list(node) for node in team.graph.nodes]
+    flat["nodes"] = [list(dataclasses.astuple(node)) for node in team.graph.nodes]
     flat["edges"] = [list(edge) for edge in team.graph.edges]
     for profile in team.profiles:
         own = dataclasses.asdict(profile)

@@ -5,43 +5,43 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from marft_jax.config import Model
 from marft_jax.errors import BadInput
-from marft_jax.setting import Count, Derived
+from marft_jax.setting import Count, Derived, Section, setting
 from marft_jax.types import MAIN
 
 
-@dataclass(frozen=True, config=ConfigDict(extra="forbid", allow_inf_nan=False))
-class Base:
-    """A base model. What is None is as of the settings ``model.*`` and ``algo.lr``.
+@dataclass(frozen=True)
+class Base(Section):
+    """A base model. What is none is as of the settings ``model.*`` and ``algo.lr``.
 
     Raises:
         pydantic.ValidationError: a field has the wrong type or is out of range.
     """
 
-    model: Annotated[str, Field(min_length=1)]  # as ``model.base``
+    model: Annotated[str, Field(min_length=1)] = setting(path=os.path.exists)
+    """Model, as --model.base."""
     dtype: Literal["float32", "bfloat16"] | None = None
+    """Dtype of the frozen base and its activations; none: --model.dtype."""
     quantize: Literal["none", "int8", "int4", "nf4"] | None = None
-    context: Count | None = None  # longest prompt plus action, in tokens
+    """Quantises the matrices of the base; none as a key without a value: --model.quantize."""
+    context: Count | None = None
+    """Longest prompt plus action, in tokens; none: --model.context."""
     thinking: bool | None = None
-    lr: Annotated[float, Field(gt=0)] | None = None  # learning rate of the adapters on it
+    """Lets the model think before it answers; none: --model.thinking."""
+    lr: Annotated[float, Field(gt=0)] | None = None
+    """Learning rate of the adapters on it; none: --algo.lr."""
 
     def settings(self, usual: Model) -> Model:
         """Returns the settings ``model.*`` of this base."""
         own = {k: v for k, v in dataclasses.asdict(self).items() if v is not None}
         own.pop("lr", None)
         return dataclasses.replace(usual, base=own.pop("model"), **own)
-
-    def beside(self, folder: Path) -> Base:
-        """Makes the path of a model that lies beside the team file absolute."""
-        path = folder / Path(self.model).expanduser()
-        return dataclasses.replace(self, model=os.path.abspath(path)) if path.exists() else self
 
 
 def context_of(name: str, model: Model, longest: int) -> int:

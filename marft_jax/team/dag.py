@@ -6,15 +6,22 @@ import graphlib
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from pydantic.dataclasses import dataclass
+
 from marft_jax.errors import BadInput
+from marft_jax.setting import Section
 
 
-class Node(NamedTuple):
+@dataclass(frozen=True)
+class Node(Section):
     """An act of a step."""
 
-    id: str  # name in ``edges``
-    role: str  # name of the agent; an agent may act at several nodes
-    message: str = ""  # shown to the agent besides the task
+    id: str
+    """Name of the node in `edges`."""
+    role: str
+    """Name of the agent that acts. An agent may act at several nodes."""
+    message: str = ""
+    """Text that the agent is shown besides the task."""
 
 
 class Graph(NamedTuple):

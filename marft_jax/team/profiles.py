@@ -7,12 +7,12 @@ import re
 from collections.abc import Sequence
 from typing import Annotated, Any, get_type_hints
 
-from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, TypeAdapter
+from pydantic import AfterValidator, BeforeValidator, Field, TypeAdapter
 from pydantic.dataclasses import dataclass
 
 from marft_jax import config
 from marft_jax.config import Stops, Temperature
-from marft_jax.setting import Count, Fraction, Natural
+from marft_jax.setting import Count, Fraction, Natural, Section, setting
 from marft_jax.team.teachers import Teacher
 from marft_jax.tools import check_entry
 from marft_jax.types import Sampling
@@ -38,44 +38,62 @@ def _folder(name: str) -> str:
     return name
 
 
-def _several(value: Any) -> Any:
-    """A list of the one text."""
-    return (value,) if isinstance(value, str) else value
-
-
 Name = Annotated[str, AfterValidator(_folder)]
 _Text = Annotated[str, Field(min_length=1)]
 _Tool = Annotated[Any, AfterValidator(check_entry)]
+_OrOne = BeforeValidator(
+    lambda value: (value,) if isinstance(value, str) else value,
+    json_schema_input_type=str | list[Any],
+)
 
 
-@dataclass(frozen=True, config=ConfigDict(extra="forbid", allow_inf_nan=False))
-class Profile:
+@dataclass(frozen=True)
+class Profile(Section):
     """A member of a team.
 
     Raises:
         pydantic.ValidationError: a field has the wrong type or is out of range.
     """
 
-    name: Name  # in prompts, metrics and checkpoints
-    prompt: str = ""  # system prompt
-    description: str = ""  # one sentence for an orchestrator, and for introductions
-    answers: bool = False  # its actions are the team's answer and are graded
-    adapter: Name | None = None  # name of an adapter that agents share; None: its own adapter
-    trainable: bool = True  # its adapter learns
-    init: _Text | None = None  # peft folder from which its adapter starts
-    reward: _Text | None = None  # its step reward, with ``algo.credit per_step``
-    max_new_tokens: Count | None = None  # sampling, as in ``types.Sampling``; None: the team's
+    name: Name
+    """Name in prompts, metrics and checkpoints."""
+    prompt: str = ""
+    """System prompt."""
+    description: str = ""
+    """One sentence for an orchestrator, and for introductions."""
+    answers: bool = False
+    """Its actions are the team's answer and are graded."""
+    adapter: Name | None = None
+    """Name of an adapter that agents share; none: its own adapter."""
+    trainable: bool = True
+    """Trains its adapter."""
+    init: _Text | None = setting(None, path=bool)
+    """Folder from which its adapter starts, in peft's format; none: a new adapter."""
+    reward: _Text | None = None
+    """Its step reward, with --algo.credit per_step or tree; none: --algo.step_reward."""
+    max_new_tokens: Count | None = None
+    """Longest action, in tokens; none: --team.max_new_tokens."""
     temperature: Temperature | None = None
+    """Sampling temperature; 0: greedy; none: --team.temperature."""
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    """Samples from the fewest tokens whose probabilities add up to this; none: --team.top_p."""
     top_k: Natural | None = None
+    """Samples from this many most likely tokens; 0: off; none: --team.top_k."""
     min_p: Fraction | None = None
-    stop: Annotated[Stops, BeforeValidator(_several)] | None = None
-    past: Name | None = None  # agent as whose earlier versions it plays; it does not learn
-    # tools that it may call, each a name or a name with its options
-    tools: Annotated[tuple[_Tool, ...], BeforeValidator(_several)] | None = None
-    base: Name | None = None  # base of the team file that it runs on; None: ``--model.base``
-    format: dict[str, Any] | None = None  # JSON schema that its text follows
-    teacher: Teacher | None = None  # with ``--algo.name distill``; None: the team's
+    """Samples from tokens at least this fraction as likely as the likeliest one; none:
+    --team.min_p."""
+    stop: Annotated[Stops, _OrOne] | None = None
+    """Texts that end an action; none: --team.stop."""
+    past: Name | None = None
+    """Agent as whose earlier versions it plays; it does not learn."""
+    tools: Annotated[tuple[_Tool, ...], _OrOne] | None = None
+    """Tools that it may call, each a name or a name with its options."""
+    base: Name | None = None
+    """Base of the team file that it runs on; none: --model.base."""
+    format: dict[str, Any] | None = None
+    """JSON schema that its text follows."""
+    teacher: Teacher | None = None
+    """Its teacher, with --algo.name distill; none: that of the team."""
 
     @property
     def form(self) -> str:

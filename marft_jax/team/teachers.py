@@ -5,9 +5,10 @@ from __future__ import annotations
 import string
 from typing import Annotated
 
-from pydantic import AfterValidator, ConfigDict, Field
+from pydantic import AfterValidator, Field
 from pydantic.dataclasses import dataclass
 
+from marft_jax.setting import Section, setting
 from marft_jax.types import Episode
 
 _Text = Annotated[str, Field(min_length=1)]
@@ -30,17 +31,21 @@ def _template(text: str) -> str:
     raise ValueError(f"{names}, or a text that has {{answer}} or {{state}} in it")
 
 
-@dataclass(frozen=True, config=ConfigDict(extra="forbid"))
-class Teacher:
+@dataclass(frozen=True)
+class Teacher(Section):
     """Teacher of an agent.
 
     Raises:
         pydantic.ValidationError: a field has the wrong type, or ``sees`` has unknown fields.
     """
 
-    base: _Text | None = None  # base of the team file that scores; None: the agent's own base
-    sees: Annotated[str, AfterValidator(_template)] = "own"  # besides the agent's prompt
-    init: _Text | None = None  # peft folder of its adapter; None: the base alone
+    base: _Text | None = None
+    """Base of the team file that scores; none: the agent's own base."""
+    sees: Annotated[str, AfterValidator(_template)] = "own"
+    """What it is shown besides the agent's prompt. own: nothing. answer: the correct answer. all:
+    the task and the answer. Or a text with {answer} or {state} in it."""
+    init: _Text | None = setting(None, path=bool)
+    """Folder of its adapter, in peft's format; none: the base alone."""
 
     def hint(self, episode: Episode, step: int) -> str | None:
         """Writes what the teacher sees of a step besides the agent's prompt; "" for nothing.

@@ -23,21 +23,22 @@ teacher: {base: large, sees: answer} # --algo.name distill: see teachers.py; als
 from __future__ import annotations
 
 import dataclasses
-import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, TypeVar
+from typing import Annotated, Any, cast
 
 import yaml
-from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError
+from pydantic import BeforeValidator, Field, TypeAdapter
+from pydantic.dataclasses import dataclass
+from pydantic_core import to_jsonable_python
 
 from marft_jax.errors import BadInput
 from marft_jax.formats import documents
 from marft_jax.plugins import given_object
-from marft_jax.setting import fault_of, unknown_key
+from marft_jax.setting import Section, read, texts, with_absolute_paths
 from marft_jax.team.bases import Base
-from marft_jax.team.dag import Graph
+from marft_jax.team.dag import Graph, Node
 from marft_jax.team.profiles import BUILT_IN, Name, Profile
 from marft_jax.team.teachers import Teacher
 from marft_jax.types import MAIN
@@ -47,18 +48,38 @@ MAX_AGENTS = 300
 the tokens and the adapters beside each token grow with it."""
 
 
-class Blueprint(NamedTuple):
+_Message = Annotated[
+    str, BeforeValidator(lambda text: text or "", json_schema_input_type=str | None)
+]
+
+
+@dataclass(frozen=True)
+class Blueprint(Section):
     """Content of a team file: the members in acting order, and their workflow."""
 
     agents: Annotated[tuple[Profile, ...], Field(max_length=MAX_AGENTS)]
+    """Members, in the order in which they act."""
     workflow: str = "sequential"
-    graph: Graph = Graph()
-    # one for each agent, "" for the default message; or none
-    messages: tuple[Annotated[str, BeforeValidator(lambda text: text or "")], ...] = ()
-    orchestrator: str | None = None  # agent that calls the others; None: the first agent
-    judge: str | None = None  # agent that decides a debate; None: the majority
-    bases: dict[Name, Base] = {}  # of agents with ``base``, by its name
-    teacher: Teacher | None = None  # of each agent that learns and has no teacher of its own
+    """Order in which agents act, as --team.workflow, which overrides it."""
+    nodes: tuple[Node, ...] = ()
+    """Acts of a dag."""
+    edges: tuple[tuple[str, str], ...] = ()
+    """Pairs of nodes of a dag: the second one sees the action of the first one."""
+    messages: tuple[_Message, ...] = ()
+    """Text that each agent is shown when its turn comes; none for an agent: the usual one."""
+    orchestrator: str | None = None
+    """Agent that calls the others, in an orchestrated team; none: the first agent."""
+    judge: str | None = None
+    """Agent that decides a debate; none: the majority."""
+    bases: dict[Name, Base] = dataclasses.field(default_factory=dict[str, Base])
+    """Models besides --model.base, for agents and teachers that name them as `base`."""
+    teacher: Teacher | None = None
+    """Teacher of each agent that learns and has none of its own, with --algo.name distill."""
+
+    @property
+    def graph(self) -> Graph:
+        """The acts of a dag and their dependencies."""
+        return Graph(self.nodes, self.edges)
 
     @property
     def on(self) -> tuple[str, ...]:
@@ -73,12 +94,26 @@ class Blueprint(NamedTuple):
         return tuple(t and dataclasses.replace(t, base=t.base or base) for t, base in pairs)
 
 
-_Member = TypeVar("_Member", Profile, Teacher | None)
-_BLUEPRINT = TypeAdapter(Blueprint)
-_READ = TypeAdapter[dict[str, Any] | list[dict[str, Any]]](dict[str, Any] | list[dict[str, Any]])
-_KEYS = {*Blueprint._fields, *Graph._fields} - {"graph"}
+PARTS = {
+    "": Blueprint,
+    "agents: ": Profile,
+    "nodes: ": Node,
+    "bases: ": Base,
+    "teacher: ": Teacher,
+}
+"""The dataclasses of a team file, by the keys above theirs."""
 _FIRST_RELEASE = {"role": "name", "with_answer": "answers"}
 _CHATML = re.compile(r"<\|im_start\|>\s*system\b\s*:?\s*|<\|im_end\|>")
+
+
+def schema() -> dict[str, Any]:
+    """Returns the JSON schema of a team file, with the text of each key."""
+    found = TypeAdapter(Blueprint).json_schema()
+    for kind in PARTS.values():
+        properties = found["$defs"].get(kind.__name__, found)["properties"]
+        for name, text in texts(kind).items():
+            properties[name]["description"] = text
+    return found
 
 
 def load_team(file: str | None) -> Blueprint:
@@ -87,120 +122,68 @@ def load_team(file: str | None) -> Blueprint:
     A file is YAML or JSON: the keys above, or the bare list of the first MARFT release, whose keys
     are ``role``, ``prompt`` and ``with_answer`` (its ``device`` means nothing here: the mesh
     places every agent). The ChatML tags that it spells out around a prompt are taken off: the
-    model's own chat template writes them. ``null`` among the messages is the usual one.
+    model's own chat template writes them. Paths are relative to the file.
 
     Raises:
         BadInput: one line with the file, the agent and the field, and how to fix it.
     """
     if file is None:
         return Blueprint(BUILT_IN)
-    if (given := given_object(file, "--team.file")) is not None:
-        _check_team(given, "--team.file")
-        return given
-    tree = _tree(documents.read(file, "--team.file"), file)
-    try:
-        team = _BLUEPRINT.validate_python(tree)
-    except ValidationError as error:
-        fault = fault_of(error, Blueprint).removeprefix("graph.")
-        raise BadInput(f"{file}: {fault}") from None
-    _check_team(team, file)
-    folder = Path(file).parent
-    return team._replace(
-        agents=tuple(
-            dataclasses.replace(_beside(profile, folder), teacher=_beside(profile.teacher, folder))
-            for profile in team.agents
-        ),
-        bases={name: base.beside(folder) for name, base in team.bases.items()},
-        teacher=_beside(team.teacher, folder),
-    )
+    if (team := given_object(file, "--team.file")) is None:
+        tree = documents.read(file, "--team.file")
+        if isinstance(tree, list):
+            tree = {"agents": list(map(_modern, tree))}  # pyright: ignore[reportUnknownArgumentType]
+        team = with_absolute_paths(read(Blueprint, tree, file), Path(file).parent)
+    if fault := next(_faults(team), None):
+        raise BadInput(f"{file}: {fault}")
+    return team
 
 
-def _beside(member: _Member, folder: Path) -> _Member:
-    """Makes the path of an adapter absolute; it is relative to the team file."""
-    if member is None or member.init is None:
-        return member
-    init = os.path.abspath(folder / Path(member.init).expanduser())
-    return dataclasses.replace(member, init=init)
-
-
-def _check_team(team: Blueprint, source: str) -> None:
-    """Checks what the members are together: one answers, and names differ in more than case."""
-    agents = team.agents
+def _faults(team: Blueprint) -> Iterator[str]:
+    """Yields what is wrong with the members together."""
+    agents, messages, known = team.agents, len(team.messages), {MAIN, *team.bases}
+    names = ", ".join(sorted(known))
     if not agents:
-        what = "at least one agent, got none; list them under `agents:`"
-        raise BadInput(f"{source}: expected {what}")
-    if team.messages and len(team.messages) != len(agents):
-        what = f"one for each of the {len(agents)} agents"
-        raise BadInput(f"{source}: messages: expected {what}, got {len(team.messages)}")
-    if team.graph.edges and not team.graph.nodes:
-        raise BadInput(f"{source}: edges: expected nodes too, got none; list them under `nodes:`")
+        yield "expected at least one agent, got none; list them under `agents:`"
+    if messages not in (0, len(agents)):
+        yield f"messages: expected one for each of the {len(agents)} agents, got {messages}"
+    if team.edges and not team.nodes:
+        yield "edges: expected nodes too, got none; list them under `nodes:`"
     adapters = dict.fromkeys(profile.adapter or profile.name for profile in agents)
-    for what, names in (("names", [p.name for p in agents]), ("adapters", adapters)):
-        seen: set[str] = set()
-        for name in names:
-            if name.casefold() in seen:
-                what = f"distinct {what}, got {name!r} twice; rename one"
-                raise BadInput(f"{source}: expected {what}")
-            seen.add(name.casefold())
-    known = {MAIN, *team.bases}
+    for what, some in (("names", [p.name for p in agents]), ("adapters", [*adapters])):
+        folded = [name.casefold() for name in some]
+        if twice := [name for i, name in enumerate(some) if folded[i] in folded[:i]]:
+            yield f"expected distinct {what}, got {twice[0]!r} twice; rename one"
     for profile, base in zip(agents, team.on, strict=True):
         if base not in known:
-            what = f"one of {', '.join(sorted(known))}, got {base!r}; list it under `bases:`"
-            raise BadInput(f"{source}: agent {profile.name!r}: base: expected {what}")
-    taught_by = {teacher.base for teacher in team.teachers if teacher}
-    if unknown := taught_by - known:
-        what = f"one of {', '.join(sorted(known))}, got {', '.join(map(str, unknown))}"
-        raise BadInput(f"{source}: teacher: base: expected {what}; list it under `bases:`")
+            where = f"agent {profile.name!r}: base"
+            yield f"{where}: expected one of {names}, got {base!r}; list it under `bases:`"
+    taught_by = {teacher.base or MAIN for teacher in team.teachers if teacher}
+    if unknown := ", ".join(taught_by - known):
+        yield f"teacher: base: expected one of {names}, got {unknown}; list it under `bases:`"
     if unused := {*team.bases} - {*team.on} - taught_by or {MAIN} & {*team.bases}:
         what = "bases that an agent or a teacher names, and none named main"
-        raise BadInput(f"{source}: bases: expected {what}, got {', '.join(sorted(unused))}")
+        yield f"bases: expected {what}, got {', '.join(sorted(unused))}"
     if not any(profile.answers for profile in agents):
-        raise BadInput(
-            f"{source}: expected an agent with `answers: true`, got none; "
-            "add it to the agent that gives the team's answer"
+        yield (
+            "expected an agent with `answers: true`, got none; add it to the agent that gives the "
+            "team's answer"
         )
 
 
 def dump_team(team: Blueprint) -> str:
     """Writes the team as text that ``load_team`` reads back to an equal value."""
-    named = {key: getattr(team, key) for key in ("workflow", "orchestrator", "judge")}
-    tree: dict[str, Any] = {key: value for key, value in named.items() if value}
-    tree["agents"] = [_given(profile) for profile in team.agents]
-    tree |= {"messages": list(team.messages)} if team.messages else {}
-    tree |= {"teacher": _given(team.teacher)} if team.teacher else {}
-    if team.bases:
-        tree["bases"] = {name: _given(base) for name, base in team.bases.items()}
-    if team.graph.nodes:
-        tree["nodes"] = [node._asdict() for node in team.graph.nodes]
-        tree["edges"] = [list(edge) for edge in team.graph.edges]
-    return yaml.safe_dump(tree, sort_keys=False, allow_unicode=True)
-
-
-def _given(what: Profile | Base | Teacher) -> dict[str, Any]:
-    """Returns the fields that are not None, also those of a teacher in a profile."""
-    return dataclasses.asdict(
-        what, dict_factory=lambda pairs: {key: value for key, value in pairs if value is not None}
+    tree = dataclasses.asdict(
+        team, dict_factory=lambda pairs: {k: v for k, v in pairs if v not in (None, (), {})}
     )
+    return yaml.safe_dump(to_jsonable_python(tree), sort_keys=False, allow_unicode=True)
 
 
-def _tree(loaded: Any, file: str) -> dict[str, Any]:
-    """Returns the fields of a blueprint as they stand in a file; ``null`` is the default."""
-    try:
-        tree = _READ.validate_python(loaded)
-    except ValidationError:
-        tree = {}
-    if isinstance(tree, list):
-        tree = {"agents": [_modern(row) for row in tree]}
-    if not isinstance(tree.get("agents"), list):
-        raise BadInput(f"{file}: expected a list of agents under `agents:`, got {loaded!r:.80}")
-    for key in tree.keys() - _KEYS:
-        raise BadInput(f"{file}: {key}: {unknown_key(str(key), _KEYS)}")
-    tree = {key: value for key, value in tree.items() if value is not None}
-    graph = {key: tree.pop(key) for key in Graph._fields if key in tree}
-    return tree | ({"graph": graph} if graph else {})
-
-
-def _modern(row: Mapping[str, Any]) -> dict[str, Any]:
+def _modern(row: Any) -> Any:
     """Returns an agent of the first release with our names."""
-    row = {_FIRST_RELEASE.get(key, key): row[key] for key in row if key != "device"}
-    return row | {"prompt": _CHATML.sub("", row.get("prompt", "")).strip()}
+    if isinstance(row, dict):
+        given = cast(dict[str, Any], row)
+        row = {_FIRST_RELEASE.get(key, key): given[key] for key in given if key != "device"}
+        if isinstance(prompt := row.get("prompt"), str):
+            row["prompt"] = _CHATML.sub("", prompt).strip()
+    return row

@@ -32,7 +32,7 @@ def by_branch(request) -> str:
 
 def rollout_of(workflow: str, shared: int, speak, env=lambda: Lookup(2), **more):
     lead = "planner" if workflow == "orchestrated" else None
-    blueprint = Blueprint(THREE, workflow, DIAMOND, orchestrator=lead)
+    blueprint = Blueprint(THREE, workflow, *DIAMOND, orchestrator=lead)
     how = {"team_context": "shared"} if shared else {}
     team = small.team_of(blueprint, context=4000, max_new_tokens=30, temperature=0.7, **how)
     engine = Scripted(speak)

@@ -68,7 +68,7 @@ def line(*turns: tuple[str, str], **more: object) -> str:
 def test_a_transcript_is_played_again_token_by_token(workflow, how, tmp_path):
     """With parallel turns, tools, a second step, and actions that their limit cut off."""
     lead = 0 if workflow == "orchestrated" else None
-    blueprint = Blueprint(THREE, workflow, DIAMOND, orchestrator="planner" if lead == 0 else None)
+    blueprint = Blueprint(THREE, workflow, *DIAMOND, orchestrator="planner" if lead == 0 else None)
     team = small.team_of(blueprint, context=4000, max_new_tokens=30, temperature=0.7, **how)
     words = ["<call>solver</call>", "look?", "b" * 40, "12", "so 5", "ok é"]
 

@@ -206,9 +206,30 @@ def test_a_file_that_does_not_parse_is_named(tmp_path, name):
     assert f": not {kind}: " in complaint(team_file(tmp_path, "agents: [", name))
 
 
-@pytest.mark.parametrize("text", ["", "agents:", "agents: {name: a}", "just text", "members: []"])
-def test_a_file_without_a_list_of_agents_is_refused(tmp_path, text):
-    assert "expected a list of agents under `agents:`" in complaint(team_file(tmp_path, text))
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("", "expected a mapping, got None"),
+        ("agents:", "agents: expected a list of at most 300, got None"),
+        ("agents: {name: a}", "agents: expected a list of at most 300, got {'name': 'a'}"),
+        ("just text", "expected a mapping, got 'just text'"),
+        ("members: []", "members: unknown key; known are agents, bases"),
+        ("judge: a", "agents: expected a list of at most 300, got {'judge': 'a'}"),
+        ("1: a\nagents: []", "[1]: unknown key; known are agents"),
+        ("agents: [1]", "agents[0]: expected a mapping, got 1"),
+        ("[{role: a, prompt: }]", "agents[0].prompt: expected text, got None"),
+        ("[a]", "agents[0]: expected a mapping, got 'a'"),
+        (
+            "agents: [{name: a, format: {1: 2}}]",
+            "agents[0].format[1].[key]: expected a valid string",
+        ),
+        ("agents: []\nbases: {1: {model: tiny}}", "bases[1].[key]: expected a valid string"),
+        ("agents: []\nbases: {a: {lr: 0}}", "bases.a.model: expected text"),
+    ],
+)
+def test_a_file_of_another_form_is_one_line(tmp_path, text, expected):
+    message = complaint(team_file(tmp_path, text))
+    assert message.startswith(f"FILE: {expected}") and "\n" not in message
 
 
 def test_a_team_of_nobody_is_refused(tmp_path):
@@ -225,12 +246,12 @@ def test_an_unknown_key_gets_a_suggestion(tmp_path):
 
 def test_a_bad_field_in_a_file_names_file_agent_and_field(tmp_path):
     message = complaint(team_file(tmp_path, "agents: [{name: a}, {name: b, top_p: 2}]"))
-    assert message == "FILE: agents[1].top_p: expected less than or equal to 1, got 2"
+    assert message == "FILE: agents[1].top_p: expected a number above 0 to 1 or none, got 2"
 
 
 @pytest.mark.parametrize(
     ("row", "expected"),
-    [("{prompt: p}", "].name: expected a value"), ("solver", "]: expected a dictionary")],
+    [("{prompt: p}", "].name: expected text"), ("solver", "]: expected a mapping")],
 )
 def test_an_agent_that_is_no_profile_is_refused(tmp_path, row, expected):
     message = complaint(team_file(tmp_path, f"agents: [{row}]"))

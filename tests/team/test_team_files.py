@@ -28,10 +28,8 @@ judge: solver
 BLUEPRINT = Blueprint(
     (Profile("planner", "p"), Profile("solver", "s", answers=True)),
     "dag",
-    Graph(
-        (Node("plan", "planner"), Node("one", "solver"), Node("two", "solver", "Another way.")),
-        (("plan", "one"), ("plan", "two")),
-    ),
+    (Node("plan", "planner"), Node("one", "solver"), Node("two", "solver", "Another way.")),
+    (("plan", "one"), ("plan", "two")),
     ("Plan.", "Solve."),
     "planner",
     "solver",
@@ -57,16 +55,16 @@ def test_what_is_dumped_loads_again(tmp_path, blueprint):
     ("old", "new", "expected"),
     [
         ("[Plan., Solve.]", "[Plan.]", "messages: expected one for each of the 2 agents, got 1"),
-        ("[Plan., Solve.]", "[1, 2]", "messages[0]: expected a valid string, got 1"),
-        ("[Plan., Solve.]", "x", "messages: expected a valid tuple, got 'x'"),
-        ("[plan, two]]", "[plan]]", "edges[1][1]: expected a value, got ['plan']"),
+        ("[Plan., Solve.]", "[1, 2]", "messages[0]: expected text or none, got 1"),
+        ("[Plan., Solve.]", "x", "messages: expected a list, got 'x'"),
+        ("[plan, two]]", "[plan]]", "edges[1][1]: expected text, got ['plan']"),
         (
             "{id: plan, role: planner}",
             "{id: plan}",
-            "nodes[0].role: expected a value, got {'id': 'plan'}",
+            "nodes[0].role: expected text, got {'id': 'plan'}",
         ),
         ("{id: plan, role: planner}", "{id: plan, role: planner, mesage: a}", "'message'?"),
-        ("judge: solver", "judge: [solver]", "judge: expected a valid string, got ['solver']"),
+        ("judge: solver", "judge: [solver]", "judge: expected text or none, got ['solver']"),
         ("workflow: dag", "workflw: dag", "did you mean 'workflow'?"),
         ("nodes:", "knots:", "knots: unknown key"),
     ],
@@ -93,8 +91,8 @@ NESTED = {
     "message: [a]": "message: unknown key; did you mean 'messages'",
     "base: {x: {model: tiny}}": "base: unknown key; did you mean 'bases'",
     "temperature: 1": "temperature: unknown key; known are agents, bases, edges, judge, messages,",
-    "bases: {x: }": "bases.x: expected a dictionary, got None",
-    "bases: {x: {model: }}": "bases.x.model: expected a valid string, got None",
+    "bases: {x: }": "bases.x: expected a mapping, got None",
+    "bases: {x: {model: }}": "bases.x.model: expected text, got None",
 }
 OF_AGENT = {
     "teacher: {see: answer}": "agents[0].teacher.see: unknown key; did you mean 'sees'",
@@ -129,7 +127,7 @@ def test_edges_without_nodes_are_refused(tmp_path):
 
 def test_more_agents_than_a_step_was_ever_taken_with_are_refused(tmp_path):
     rows = [f"{{name: a{i}, answers: true}}" for i in range(301)]
-    with pytest.raises(BadInput, match="agents: .* at most 300 items"):
+    with pytest.raises(BadInput, match="agents: expected a list of at most 300, got"):
         load_team(written(tmp_path, f"agents: [{', '.join(rows)}]"))
 
 

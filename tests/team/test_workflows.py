@@ -65,7 +65,7 @@ def question(right: str, horizon: int = 1):
 
 
 def test_the_nodes_of_a_layer_act_together_and_see_what_they_depend_on(threads):
-    blueprint = Blueprint((PLANNER, SOLVER, CHECKER), "dag", DIAMOND)
+    blueprint = Blueprint((PLANNER, SOLVER, CHECKER), "dag", *DIAMOND)
     [episode], engine = play(threads, blueprint, who)
     assert [turn.name for turn in episode.turns] == ["planner", "solver", "solver", "checker"]
     assert episode.dependency.astype(int).tolist() == [
@@ -90,7 +90,7 @@ def test_an_independent_branch_changes_nothing(threads, context):
         def speak(request) -> str:
             return says if request.key.act == 0 else f"{len(request.prompt)}"
 
-        blueprint = Blueprint((PLANNER, SOLVER, CHECKER), "dag", graph)
+        blueprint = Blueprint((PLANNER, SOLVER, CHECKER), "dag", *graph)
         [episode], _ = play(threads, blueprint, speak, team_context=context)
         return episode
 
@@ -102,7 +102,7 @@ def test_an_independent_branch_changes_nothing(threads, context):
 
 
 def test_shared_branches_continue_a_snapshot_and_merge_in_order(threads):
-    blueprint = Blueprint((PLANNER, SOLVER, CHECKER), "dag", DIAMOND)
+    blueprint = Blueprint((PLANNER, SOLVER, CHECKER), "dag", *DIAMOND)
     [episode], _ = play(threads, blueprint, who, team_context="shared")
     plan, left, right, end = (text(turn.prompt) for turn in episode.turns)
     assert plan == "<s>p<u>t0<a>"
@@ -226,7 +226,7 @@ def test_every_topology_tries_again_with_feedback(threads, workflow, context):
     members = (PLANNER, SOLVER, CHECKER)
     speak = (lambda request: "<call>solver</call>") if workflow == "orchestrated" else who
     env = question("never", horizon=2)
-    blueprint = Blueprint(members, workflow, DIAMOND)
+    blueprint = Blueprint(members, workflow, *DIAMOND)
     settings = {"max_steps": 1, "max_new_tokens": 24, "context": 4000, "team_context": context}
     [episode], _ = play(threads, blueprint, speak, env=env, **settings)
     assert [result.done for result in episode.results] == [False, True]
@@ -351,7 +351,7 @@ def test_an_agent_may_call_a_tool_and_go_on(threads):
 
 
 def test_tools_of_siblings_run_side_by_side_and_calls_are_bounded(threads):
-    blueprint = Blueprint((PLANNER, SOLVER, CHECKER), "dag", DIAMOND)
+    blueprint = Blueprint((PLANNER, SOLVER, CHECKER), "dag", *DIAMOND)
     [episode], engine = play(
         threads, blueprint, lambda request: "ADD 1", env=lambda: Calculator(1), context=4000
     )
@@ -436,7 +436,7 @@ def test_a_dag_grades_no_draft_that_its_writer_goes_on_from(threads):
     nodes = (Node("draft", "solver"), Node("review", "planner"), Node("final", "solver"))
     again = Graph(nodes, (("draft", "review"), ("review", "final")))
     for graph, graded in ((again, 1), (DIAMOND, 3)):
-        blueprint = Blueprint((PLANNER, SOLVER, CHECKER), "dag", graph)
+        blueprint = Blueprint((PLANNER, SOLVER, CHECKER), "dag", *graph)
         [episode], _ = play(threads, blueprint, who, env=question("w2"))
         assert len(episode.results[0].info["verdicts"]) == graded
 

@@ -98,7 +98,7 @@ def test_a_transcript_is_replayed_with_its_answers_and_a_hand_written_line_calls
     file = tmp_path / "lines.jsonl"
     file.write_text("\n".join(map(json.dumps, rows)))
     found = [*recorded.read(str(file))]
-    assert "turn 1, calls[0].arguments: expected a value" in found.pop()
+    assert "turn 1, calls[0].arguments: expected text" in found.pop()
     CALLED.clear()
     known = find_workflow("sequential"), lambda: Slow(2), DaemonThreads(), Settings(), 4
     fed, called = recorded.replay(found, team, *known, lambda: False)

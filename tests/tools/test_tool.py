@@ -168,7 +168,7 @@ def test_a_failure_is_logged_once_with_its_place(caplog):
         ([f"{HERE}:add"] * 2, "distinct names"),
         ([{"calculator": {"second": 1}}], "team: solver: tools: calculator: second: unknown key; "
          "did you mean 'seconds'"),
-        ([{"calculator": {"seconds": 0}}], "seconds: expected greater than or equal to 0.1, got 0"),
+        ([{"calculator": {"seconds": 0}}], "seconds: expected a number from 0.1, got 0"),
     ],
 )  # fmt: skip
 def test_what_is_no_tool_is_said_when_the_team_is_made(entries, message):

@@ -194,7 +194,7 @@ def _as_peft(
         dataclasses.replace(profile, init=team.folder_of(*place))
         for profile, place in zip(blueprint.agents, places, strict=True)
     )
-    text = dump_team(blueprint._replace(agents=seeded))
+    text = dump_team(dataclasses.replace(blueprint, agents=seeded))
     (out / "team.yaml").write_text(text, encoding="utf-8")
 
 
