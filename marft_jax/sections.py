@@ -28,7 +28,7 @@ _USAGE = """usage: python -m {prog} [--config FILE ...] [--SECTION.NAME VALUE ..
   --config FILE    settings of YAML files, before the flags; later ones win
   --dry_run        show the prompts and answers of one task, then end
   --help SECTION   the settings of one section; of all: --help all
-  --schema         print the JSON schema of YAML files; of a team file: --schema team
+  --schema [team]  print the JSON schema of YAML files, or of team files
 
 sections:"""
 
