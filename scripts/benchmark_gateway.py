@@ -107,7 +107,8 @@ def rollout(rounds: int, flags: list[str]) -> None:
             own_flags += ["--team.workflow=program"] if names else []
             config = cli.parse([*_LENGTHS, *flags, *own_flags])
             session = session or open_session(config, load_team(None))
-            own = session._replace(config=config, workflow="program" if names else "sequential")
+            team = session.team._replace(workflow="program" if names else "sequential")
+            own = session._replace(config=config, team=team)
             session.sampler.load(_adapters(session), 0)
             players[way] = make_rollout(own, open_source(stack, config, "train"), threads)
         for i in range(rounds + 1):

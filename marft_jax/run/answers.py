@@ -115,14 +115,14 @@ class Answers:
 def key_of(session: Session, adapters: Mapping[str, Adapters] | None, size: int | None) -> str:
     """Hashes everything that decides the answers: base, team, adapters, number of tasks, settings
     outside ``WITHOUT_EFFECT``, the data and code that these name, and library versions."""
-    identity = identity_of(session.config, session.bases, session.team, session.workflow)
+    identity = identity_of(session.config, session.bases, session.team)
     for name in WITHOUT_EFFECT:
         section, _, setting = name.partition(".")
         (identity["config"][section] if setting else identity["config"]).pop(setting or section, 0)
     sha = hashlib.sha256()
     for leaf in jax.tree.leaves(adapters):
         sha.update(np.asarray(leaf).tobytes())
-    files = inputs_of(session.config, session.workflow, session.team.profiles).values()
+    files = inputs_of(session.config, session.team.workflow, session.team.profiles).values()
     hashes = [file.sha256 for each in files for file in each]
     parts = [identity, session.team.opener, size, sha.hexdigest(), *hashes]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]

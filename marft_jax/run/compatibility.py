@@ -34,9 +34,7 @@ run would describe two different runs. An evaluation may change them."""
 _PACKAGES = ("jax", "flax", "optax", "orbax-checkpoint", "transformers")
 
 
-def identity_of(
-    config: Config, bases: Mapping[str, BaseModel], team: Team, workflow: str = "sequential"
-) -> dict[str, Any]:
+def identity_of(config: Config, bases: Mapping[str, BaseModel], team: Team) -> dict[str, Any]:
     """Returns the bases, team, settings and library versions of a state, and the time at which the
     run started, as chat templates may show the date."""
     settings = dataclasses.asdict(config)
@@ -52,7 +50,7 @@ def identity_of(
             team.adapter_names[b][n] for b, n in zip(team.bases, team.owners, strict=True)
         ],
         "on": list(team.bases),
-        "team": json.loads(json.dumps(described(team, workflow))),
+        "team": json.loads(json.dumps(described(team))),
         "config": json.loads(json.dumps(settings)),  # as it will be read
         "versions": {name: importlib.metadata.version(name) for name in _PACKAGES},
     }
@@ -65,9 +63,9 @@ def _bases(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[tuple[str, 
     return [(text, old.get(n, "none"), new.get(n, "none")) for n, text in names.items()]
 
 
-def described(team: Team, workflow: str) -> dict[str, Any]:
+def described(team: Team) -> dict[str, Any]:
     """Returns the contents of a team file as a flat dict: ``{"solver.prompt": "Solve.", ...}``."""
-    flat: dict[str, Any] = {"workflow": workflow, "messages": list(team.messages)}
+    flat: dict[str, Any] = {"workflow": team.workflow, "messages": list(team.messages)}
     for what in ("orchestrator", "judge"):
         member = getattr(team, what)
         flat[what] = None if member is None else team.names[member]

@@ -145,7 +145,7 @@ def _as_variant(session: Session, variant: Variant) -> Session:
     if not variant.alone:
         return session
     opener = last_answering(session.team.profiles)
-    return session._replace(workflow="solo", team=session.team._replace(opener=opener, messages=()))
+    return session._replace(team=session.team._replace(workflow="solo", opener=opener, messages=()))
 
 
 def _file_name(plan: BenchmarkPlan, step: int | None, variant: Variant) -> str:

@@ -134,7 +134,7 @@ def prepared(
     tried = replay(
         demonstrations,
         session.team,
-        find_workflow(session.workflow),
+        find_workflow(session.team.workflow),
         run.source.create,
         DaemonThreads(),
         config.rollout,

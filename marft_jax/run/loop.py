@@ -105,7 +105,7 @@ def learn_from(
         finished = TrainedStep(step + 1, metrics, collected.episodes)
         enough = on_step is not None and bool(on_step(finished))
         run.stop_if(enough and int(state.step) < steps)
-    for line in next_steps(run.config, run.session.workflow):
+    for line in next_steps(run.config, run.session.team.workflow):
         run.reporter.event(line)
 
 

@@ -218,7 +218,7 @@ def _greeting(session: Session, state: TrainState, where: str) -> str:
         device += f", plays on {'x'.join(map(str, apart))} others ({size:.2g} MB of adapters each)"
         device += ", learns on"
     device += f" mesh {shape}"
-    who = f"{', '.join(session.team.names)} ({session.workflow})"
+    who = f"{', '.join(session.team.names)} ({session.team.workflow})"
     on = ", ".join(dict.fromkeys(base.source for base in session.bases.values()))
     what = f"{who} on {on}, {config.env.name}"
     begin = f"continuing after step {start}" if start else "from the beginning"

@@ -24,7 +24,7 @@ LOGGER = logging.getLogger("marft_jax")
 def open_checkpoints(session: Session) -> Checkpoints:
     """Opens the checkpoints of the run directory; this process must hold its lock."""
     settings = session.config.run
-    identity = identity_of(session.config, session.bases, session.team, session.workflow)
+    identity = identity_of(session.config, session.bases, session.team)
     checkpoints = Checkpoints(settings.dir, identity, settings.keep, settings.best_metric, True)
     checkpoints.clean()
     return checkpoints

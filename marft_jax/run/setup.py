@@ -66,7 +66,6 @@ class Session(NamedTuple):
 
     config: Config
     learning: LearnerSettings
-    workflow: str
     mesh: Mesh
     bases: dict[str, BaseModel]
     team: Team
@@ -100,8 +99,7 @@ def open_session(
     Raises:
         BadInput: a mesh, a model or a team that does not fit.
     """
-    workflow = workflow_of(config.team, blueprint)
-    find_workflow(workflow)  # before a model is loaded
+    find_workflow(workflow_of(config.team, blueprint))  # before a model is loaded
     use_compilation_cache()
     processes.start(config.mesh)
     meshes = mesh, _ = mesh_lib.make_meshes(config.mesh)
@@ -143,7 +141,7 @@ def open_session(
     copied = functools.partial(mesh_lib.placed, mesh=playing)
     copied = copied if config.mesh.rollout else None
     how = copied, stop, collective, parts
-    return Session(config, learning, workflow, mesh, bases, team, sampler, *how)
+    return Session(config, learning, mesh, bases, team, sampler, *how)
 
 
 def make_learner(session: Session, teaching: Teaching | None = None) -> Learner:
@@ -335,7 +333,7 @@ def make_rollout(
     rollout = rollout_lib.Rollout(
         session.sampler,
         session.team,
-        find_workflow(session.workflow),
+        find_workflow(session.team.workflow),
         source.create,
         threads,
         max_failed=settings.max_failed_fraction,

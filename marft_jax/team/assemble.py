@@ -67,6 +67,7 @@ def make_team(
         contexts=tuple(bases[base][1] for base in on),
         adapter_names={base: tuple(names) for base, names in learns.items()},
         trainable={base: tuple(names.values()) for base, names in learns.items()},
+        workflow=workflow,
         shared=settings.context == "shared",
         anonymous=settings.anonymous,
         graph=blueprint.graph,

@@ -60,6 +60,7 @@ class Team(NamedTuple):
     # of each base: an adapter is named after its only owner, its group, or ``team``
     adapter_names: Mapping[str, tuple[str, ...]]
     trainable: Mapping[str, tuple[bool, ...]]  # adapters of each base that learn
+    workflow: str = "sequential"  # the name of who acts when
     shared: bool = False  # all members continue one conversation
     anonymous: bool = False  # no names, no system prompts
     graph: Graph = Graph()  # of a ``dag``

@@ -145,7 +145,7 @@ def test_answers_of_another_base_team_or_size_are_others(session, adapters):
     ]  # fmt: skip
     found = [key(session, 8), key(session, 9), key(session._replace(bases={MAIN: other_base}), 8)]
     found += [key(session._replace(team=other), 8) for other in teams]
-    found += [key(session._replace(workflow="solo"), 8)]
+    found += [key(session._replace(team=team._replace(workflow="solo")), 8)]
     same_sums = jax.tree.map(lambda leaf: leaf[..., ::-1], adapters)
     found += [answers.key_of(session, same_sums, 8)]
     assert len(set(found)) == len(found) and key(session, 8) == found[0]

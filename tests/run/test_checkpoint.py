@@ -312,10 +312,12 @@ def edited(**changes):
 
 
 def test_a_team_file_that_was_edited_is_told_field_by_field():
-    before = described(small.team(), "sequential")
+    before = described(small.team())
     assert json.loads(json.dumps(before)) == before  # as a checkpoint keeps it
-    assert team_changes(before, described(small.team(), "sequential")) == []
-    now = described(edited(prompt="Plan.", answers=True, trainable=False), "debate")
+    assert team_changes(before, described(small.team())) == []
+    now = described(
+        edited(prompt="Plan.", answers=True, trainable=False)._replace(workflow="debate")
+    )
     assert team_changes(before, now) == [
         "team: workflow was 'sequential', is 'debate'",
         "team: planner.prompt was 'p', is 'Plan.'",

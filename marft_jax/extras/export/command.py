@@ -188,7 +188,7 @@ def _as_peft(
             of_model = inside, model.config.layers_with, dict(model.config.spelling)
             peft.write(out / folder, _of(n, adapters[on]), alpha, source, *of_model)
             folders[folder] = [team.names[i] for i, own in enumerate(places) if own == (on, n)]
-    plays = turns.write(out, team, session.workflow, loaded, session.config.eval.temperature)
+    plays = turns.write(out, team, team.workflow, loaded, session.config.eval.temperature)
     card.write(out, facts, folders, loaded[0][0], plays, loaded[0][1])
     seeded = tuple(
         dataclasses.replace(profile, init=team.folder_of(*place))
