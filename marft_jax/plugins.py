@@ -172,12 +172,13 @@ def check_takes(function: Any, what: str, *parameters: str) -> None:
         pass
 
 
-class Failure(NamedTuple):
+class Failure(Exception):
     """Failure of a user's code, on one line; ``is_bad_input``: it returned something that we do not
     accept, else it raised."""
 
-    text: str
-    is_bad_input: bool = False
+    def __init__(self, text: str, is_bad_input: bool = False) -> None:
+        super().__init__(text)
+        self.text, self.is_bad_input = text, is_bad_input
 
 
 def failure_of(error: BaseException) -> Failure:

@@ -9,12 +9,14 @@ import functools
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from concurrent.futures import Executor, Future
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from marft_jax.errors import place
 from marft_jax.plugins import Failure, failure_of
+
+_T = TypeVar("_T")
 
 _MOMENT = 1.0  # seconds: the next call in turn does not wait longer for the one before it
 
@@ -38,8 +40,11 @@ class DaemonThreads(Executor):
         return future
 
 
-class UserCall:
+class UserCall(Generic[_T]):
     """A call of a user's code: how far it is, and what came of it.
+
+    A coroutine that awaits it yields it to whoever runs the coroutine, who sends when it is over.
+    The coroutine then gets ``value``, or ``failure`` is raised in it.
 
     Args:
         what: its name, for messages.
@@ -54,7 +59,7 @@ class UserCall:
     """
 
     def __init__(
-        self, what: str, run: Callable[[], Any], seconds: float | None, serialised: bool = False
+        self, what: str, run: Callable[[], _T], seconds: float | None, serialised: bool = False
     ) -> None:
         self._what, self._run, self._seconds, self.serialised = what, run, seconds, serialised
         self._thread = 0
@@ -62,6 +67,12 @@ class UserCall:
         self.is_over, self.started = False, float("nan")
         self.value: Any = None
         self.failure: Failure | None = None
+
+    def __await__(self) -> Generator[list[Any], object, _T]:
+        yield [self]
+        if self.failure is not None:
+            raise self.failure
+        return self.value
 
     def run(self) -> None:
         """Runs it in this thread, unless it was given up before it began."""
@@ -104,32 +115,31 @@ class Calls:
     Args:
         threads: where they run.
         seconds: how long each may take; None for ever.
+        side_by_side: serialised calls run side by side, too.
 
     Attributes:
         ended: set when a call ends.
     """
 
-    def __init__(self, threads: Executor, seconds: float | None) -> None:
-        self._threads, self._seconds, self._all = threads, seconds, list[UserCall]()
-        self._last: UserCall | None = None
+    def __init__(
+        self, threads: Executor, seconds: float | None, side_by_side: bool = False
+    ) -> None:
+        self.threads, self.seconds, self._side_by_side = threads, seconds, side_by_side
+        self._all = list[UserCall[Any]]()
+        self._last: UserCall[Any] | None = None
         self.ended = threading.Event()
 
     def start(
-        self,
-        what: str,
-        run: Callable[..., Any],
-        *args: Any,
-        serialised: bool = False,
-        side_by_side: bool = False,
-    ) -> UserCall:
+        self, what: str, run: Callable[..., _T], *args: Any, serialised: bool = False
+    ) -> UserCall[_T]:
         """Starts a call; if it is serialised, after the serialised calls that were started before
-        it, or ``side_by_side`` with them."""
-        call = UserCall(what, functools.partial(run, *args), self._seconds, serialised)
+        it."""
+        call = UserCall(what, functools.partial(run, *args), self.seconds, serialised)
         self._all.append(call)
         before = None
-        if serialised and not side_by_side:
+        if serialised and not self._side_by_side:
             before, self._last = self._last, call
-        self._threads.submit(self._run, call, before)
+        self.threads.submit(self._run, call, before)
         return call
 
     def wait(self, seconds: float) -> None:
@@ -139,7 +149,7 @@ class Calls:
             self.ended.clear()
             self.ended.wait(0.05)
 
-    def _run(self, call: UserCall, before: UserCall | None) -> None:
+    def _run(self, call: UserCall[Any], before: UserCall[Any] | None) -> None:
         if before is not None:
             before.began.wait()
             before.ended.wait(_MOMENT)

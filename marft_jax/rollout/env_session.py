@@ -3,36 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping, Sequence
-from concurrent.futures import Executor
 from typing import Any, NamedTuple
 
 from marft_jax.envs.base import Env
+from marft_jax.envs.threads import Calls
 from marft_jax.errors import BadInput, place
 from marft_jax.models.tokenizers.tokenizer import Message
 from marft_jax.plugins import result_of, shown, text_of
 from marft_jax.team.prompts import ContextFull, Team
 from marft_jax.team.protocol import Step, check_acts, check_step
-from marft_jax.team.workflows import Workflow, find_workflow
+from marft_jax.team.workflows import Workflow
 from marft_jax.tools import EpisodeTools, find_calls, messages_of
 from marft_jax.types import Act, AnsweredCall, StepResult, Turn
 
 
-class RolloutSpec(NamedTuple):
-    """Settings that all episodes of a play share; see ``Rollout``."""
+class Limits(NamedTuple):
+    """Limits of an episode, and what is kept of it.
 
-    team: Team
-    workflow: Callable[[Team, str], Workflow]
-    create_env: Callable[[], Env]
-    max_turns: int
-    max_tool_calls: int
-    snapshots: bool  # take one after each step, of environments that offer them
-    threads: Executor  # where tools run
-    # recorded calls of a turn, which are not made again: takes the task, the act, and its turn
-    recorded_calls: Callable[[int, int, int], Sequence[AnsweredCall]]
+    Attributes:
+        turns: of all agents, at most; an episode whose workflow wants more is truncated.
+        tool_calls: of an agent in one act, at most.
+        snapshots: take one after each step, of an environment that offers them.
+    """
 
-    def alone(self, agent: int) -> RolloutSpec:
-        """The same for one agent without the others."""
-        return self._replace(team=self.team.alone(agent), workflow=find_workflow("solo"))
+    turns: int
+    tool_calls: int
+    snapshots: bool
 
 
 class End(NamedTuple):
@@ -42,34 +38,42 @@ class End(NamedTuple):
 
 
 class EnvSession:
-    """Environment and workflow of one episode.
+    """Environment, workflow and tools of one episode.
 
-    Its methods run in threads, check what users' code returns, and return plain values.
+    Its other methods run in threads, through ``call``. They check what users' code returns, and
+    return plain values.
 
     Attributes:
+        call: starts a call of users' code, see ``Calls.start``.
+        task: number of the task.
         players: in a game, the player of each agent, by its name.
     """
 
-    def __init__(self, spec: RolloutSpec, task: int):
-        self._spec, self._task = spec, task
+    def __init__(
+        self, team: Team, create_env: Callable[[], Env], calls: Calls, limits: Limits
+    ) -> None:
+        self._team, self._create, self.limits, self.call = team, create_env, limits, calls.start
         self._env: Any = None
         self._generator: Any = None
-        self._tools = EpisodeTools(spec.threads)
+        self._tools = EpisodeTools(calls.threads)
         self._has_tool = False
+        self.task = 0
         self.players: Mapping[str, str] = {}
 
-    def reset(self) -> str:
+    def reset(self, task: int) -> str:
         """Creates the environment and returns its first observation."""
-        self._env = self._spec.create_env()
-        observation = _text("reset: the task", self._env.reset, self._task)
+        self.task, self._env = task, self._create()
+        observation = _text("reset: the task", self._env.reset, task)
         self._has_tool = getattr(self._env, "tool", None) is not None
         if getattr(self._env, "players", None) is not None:
-            self.players = _players(self._env, self._spec.team.names)
+            self.players = _players(self._env, self._team.names)
         return observation
 
-    def begin(self, observation: str) -> list[Act] | Step | End:
+    def start(
+        self, workflow: Callable[[Team, str], Workflow], observation: str
+    ) -> list[Act] | Step | End:
         """Starts the workflow, and returns what it wants first."""
-        team, workflow = self._spec.team, self._spec.workflow
+        self._workflow, team = workflow, self._team
         if getattr(self._env, "view", None) is not None:
             if team.shared:
                 raise BadInput(
@@ -101,9 +105,7 @@ class EnvSession:
             if first == len(turns) > 0:
                 return End()
             when = "without a Step, so nothing is graded" if turns else "before any agent acted"
-            raise BadInput(
-                f"--team.workflow: it returned {when}{place(self._spec.workflow)}"
-            ) from None
+            raise BadInput(f"--team.workflow: it returned {when}{place(self._workflow)}") from None
         except ContextFull:
             if not turns:
                 raise
@@ -113,7 +115,7 @@ class EnvSession:
         try:
             if isinstance(wanted, Step):
                 return check_step(wanted, turns, first)
-            return check_acts(wanted, self._spec.team, len(turns), self._spec.max_turns)
+            return check_acts(wanted, self._team, len(turns), self.limits.turns)
         except BadInput as error:
             raise BadInput(f"--team.workflow: {error}{_place_in(self._generator)}") from None
 
@@ -136,7 +138,7 @@ class EnvSession:
             if (program := getattr(self._env, "play", None)) is not None:
                 what, code = "what the program returned", program
             raise BadInput(f"{what}: {error}{place(code)}") from None
-        if self._spec.snapshots and hasattr(self._env, "snapshot"):
+        if self.limits.snapshots and hasattr(self._env, "snapshot"):
             result = result._replace(snapshot=self._env.snapshot())
         return result
 
@@ -144,11 +146,9 @@ class EnvSession:
         """Puts the environment into the state of a snapshot."""
         self._env.restore(snapshot)
 
-    def may_call(self, turn: Turn, number: int) -> bool:
-        """True where a turn, the ``number``-th of its act, may call a tool of its agent or of the
-        environment."""
-        has_tools = bool(self._spec.team.tools_of(turn.agent).sources) or self._has_tool
-        return has_tools and number <= self._spec.max_tool_calls
+    def has_tools(self, agent: int) -> bool:
+        """True where the agent or the environment has tools."""
+        return bool(self._team.tools_of(agent).sources) or self._has_tool
 
     def answer_tools(
         self, turn: Turn, recorded: Sequence[AnsweredCall]
@@ -163,8 +163,7 @@ class EnvSession:
             The answers as messages, and the calls of the agent's tools; None where the turn calls
             nothing.
         """
-        team = self._spec.team
-        box, tokenizer = team.tools_of(turn.agent), team.tokenizers[turn.agent]
+        box, tokenizer = self._team.tools_of(turn.agent), self._team.tokenizers[turn.agent]
         if recorded:
             self._tools.repeat(box, recorded)
             return messages_of(recorded), tuple(recorded)

@@ -16,7 +16,7 @@ have them, its tools are not called again.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -29,15 +29,16 @@ from marft_jax.envs.base import Env
 from marft_jax.errors import BadInput, described, reason
 from marft_jax.formats import foreign, jsonlines
 from marft_jax.models.tokenizers.tokenizer import Tokenizer
-from marft_jax.plugins import number_of, shown, text_of
+from marft_jax.plugins import Failure, number_of, shown, text_of
+from marft_jax.rollout.episode import Action, ActionSampler
 from marft_jax.rollout.rollout import Rollout
 from marft_jax.rollout.trunk import places_of
-from marft_jax.sampling.protocol import Capabilities, Completion, Request
+from marft_jax.sampling.protocol import Completion
 from marft_jax.setting import fault_of
 from marft_jax.team.profiles import Profile
 from marft_jax.team.prompts import Team
 from marft_jax.team.workflows import Workflow
-from marft_jax.types import AnsweredCall, Episode, FailedEpisode, Sample, StepResult, Turn
+from marft_jax.types import Act, AnsweredCall, Episode, FailedEpisode, Sample, StepResult, Turn
 
 _CALLS = TypeAdapter(tuple[AnsweredCall, ...])
 _AT_ONCE = 256  # episodes that are played together
@@ -181,9 +182,8 @@ def replay(
         Stopped: ``stop`` returned True.
     """
     plain = team._replace(sampling=tuple(s._replace(temperature=1.0) for s in team.sampling))
-    recordings = Recordings(demonstrations, dict(zip(team.bases, team.tokenizers, strict=True)))
     rollout = Rollout(
-        recordings,
+        None,
         plain,
         workflow,
         lambda: _RecordedTask(demonstrations, create_env),
@@ -192,126 +192,59 @@ def replay(
         step_seconds=settings.step_seconds,
         max_tool_calls=max_tool_calls,
         max_turns=settings.max_turns,
-        recorded_calls=recordings.calls,
+        recorded=lambda sample: _recorded_sampler(demonstrations[sample.index], plain),
         stop=stop,
     )
-    played: list[Episode | str] = []
+    found = list[Episode | FailedEpisode]()
     for first in range(0, len(demonstrations), _AT_ONCE):
         numbers = range(first, min(first + _AT_ONCE, len(demonstrations)))
-        part = rollout.play([Sample(i, i) for i in numbers], 0)
-        found = {episode.index: episode for episode in (*part.episodes, *part.failed)}
-        for i in numbers:
-            own, episode = demonstrations[i], found[i]
-            wrong = _fault(own, episode, team.names) or recordings.faults.get(i)
-            if wrong or isinstance(episode, FailedEpisode):
-                played.append(f"{own.where}: {wrong}")
-            else:
-                played.append(episode._replace(index=i if own.number is None else own.number))
-    return played
+        played = rollout.play([Sample(i, i) for i in numbers], 0)
+        found += sorted([*played.episodes, *played.failed], key=lambda episode: episode.index)
+    return [_checked(*pair) for pair in zip(demonstrations, found, strict=True)]
 
 
-def _fault(
-    own: Demonstration, episode: Episode | FailedEpisode, names: Sequence[str]
-) -> str | None:
-    """Says how an episode differs from the recorded one; None where it does not."""
-    for k, turn in enumerate(own.turns, 1):
-        if turn.agent not in names:
-            return f"turn {k}: unknown agent {shown(turn.agent)}; the team has {', '.join(names)}"
+def _checked(own: Demonstration, episode: Episode | FailedEpisode) -> Episode | str:
+    """Returns the episode of a demonstration, or says how it differs."""
     if isinstance(episode, FailedEpisode):
-        return episode.why
-    for k, (played, turn) in enumerate(zip(episode.turns, own.turns, strict=False), 1):
-        if played.name != turn.agent:
-            return f"turn {k}: expected {played.name}, whose turn it is, got {turn.agent}"
+        return f"{own.where}: {episode.why}"
     if len(episode.turns) < len(own.turns):
         why = episode.results[-1].info.get("truncated")
         why = f" (its {why} are full)" if why else ""
-        return f"the episode ends after turn {len(episode.turns)} of {len(own.turns)}{why}"
-    return None
+        ends = f"the episode ends after turn {len(episode.turns)} of {len(own.turns)}{why}"
+        return f"{own.where}: {ends}"
+    return episode._replace(index=episode.index if own.number is None else own.number)
 
 
-class Recordings:
-    """A sampler that answers each request with the recorded action of its turn.
+def _recorded_sampler(own: Demonstration, team: Team) -> ActionSampler:
+    """Makes what finds the recorded actions of a demonstration."""
+    places = places_of([turn.tool for turn in own.turns])
+    turns = dict(zip(places, enumerate(own.turns, 1), strict=True))
 
-    Args:
-        tokenizers: of each base, by its name.
+    async def recorded(act: Act, place: tuple[int, int], together: range) -> Action:
+        if place not in turns:
+            raise Failure(f"it has no turn {len(turns) + 1}, which comes then")
+        (k, turn), name = turns[place], team.names[act.agent]
+        if turn.agent not in team.names:
+            known = f"the team has {', '.join(team.names)}"
+            raise Failure(f"turn {k}: unknown agent {shown(turn.agent)}; {known}")
+        if turn.agent != name:
+            raise Failure(f"turn {k}: expected {name}, whose turn it is, got {turn.agent}")
+        tokenizer, limit = team.tokenizers[act.agent], act.sampling.max_new_tokens
+        ids = np.asarray(_recorded_ids(turn, tokenizer, limit, f"turn {k}"), np.int32)
+        why = "length" if turn.truncated else "end"
+        return Action(Completion(ids, np.zeros(len(ids), np.float32), why), turn.calls)
 
-    Attributes:
-        faults: for each demonstration with a request that cannot be answered, by its number: why.
-    """
-
-    capabilities = Capabilities({}, _AT_ONCE, streams=False)
-    partial: Mapping[int, np.ndarray] = {}
-
-    def __init__(
-        self, demonstrations: Sequence[Demonstration], tokenizers: Mapping[str, Tokenizer]
-    ):
-        self._demonstrations, self._tokenizers = demonstrations, tokenizers
-        self._waiting: dict[int, Request] = {}
-        self._version, self._asked = "", 0
-        self.faults: dict[int, str] = {}
-
-    @property
-    def busy(self) -> bool:
-        return bool(self._waiting)
-
-    def load(self, adapters: object, version: str) -> None:
-        """Notes the version; recorded actions do not depend on adapters."""
-        self._version = version
-
-    def submit(self, request: Request) -> int:
-        self._asked += 1
-        self._waiting[self._asked] = request
-        return self._asked
-
-    def cancel(self, ticket: int) -> None:
-        self._waiting.pop(ticket, None)
-
-    def step(self) -> list[tuple[int, Completion]]:
-        waiting, self._waiting = self._waiting, {}
-        return [(ticket, self._completion(request)) for ticket, request in waiting.items()]
-
-    def start(self) -> None:
-        """Has nothing to wait for."""
-
-    def release(self) -> None:
-        self._waiting.clear()
-
-    def stats(self) -> Mapping[str, float]:
-        return {}
-
-    def calls(self, number: int, act: int, call: int) -> Sequence[AnsweredCall]:
-        """Returns the recorded calls of a turn, see ``RolloutSpec``."""
-        turns = self._demonstrations[number].turns
-        places = dict(zip(places_of([turn.tool for turn in turns]), turns, strict=True))
-        return places[act, call].calls if (act, call) in places else ()
-
-    def _completion(self, request: Request) -> Completion:
-        """Returns the recorded tokens; the end-of-turn token alone where no recorded ones fit."""
-        _, _, number, _, act, call, *_ = request.key
-        turns, tokenizer = self._demonstrations[number].turns, self._tokenizers[request.base]
-        try:
-            k = list(places_of([turn.tool for turn in turns])).index((act, call))
-            limit = request.sampling.max_new_tokens
-            ids = _recorded_ids(turns[k], tokenizer, limit, f"turn {k + 1}")
-            why = "length" if turns[k].truncated else "end"
-        except BadInput as error:
-            self.faults.setdefault(number, str(error))
-            ids, why = [tokenizer.end_id], "end"
-        except ValueError:
-            self.faults.setdefault(number, f"it has no turn {len(turns) + 1}, which comes then")
-            ids, why = [tokenizer.end_id], "end"
-        logprobs = np.zeros(len(ids), np.float32)
-        return Completion(np.asarray(ids, np.int32), logprobs, why, version=self._version)
+    return recorded
 
 
 def _recorded_ids(turn: RecordedTurn, tokenizer: Tokenizer, limit: int, what: str) -> list[int]:
     ids = tokenizer.encode(turn.text)
     if set(ids) & set(tokenizer.eos_ids):
-        raise BadInput(f"{what}: its text spells out the token that ends a turn")
+        raise Failure(f"{what}: its text spells out the token that ends a turn")
     if turn.truncated and ids:
         return ids[:limit]
     if len(ids) >= limit:
-        raise BadInput(
+        raise Failure(
             f"{what}: expected at most the {limit} tokens that {turn.agent} may write there, got "
             f"{len(ids) + 1} with the end of the turn; raise max_new_tokens or --model.context"
         )

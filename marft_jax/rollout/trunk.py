@@ -4,35 +4,34 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from marft_jax.types import Branch, StepResult, Turn
+from marft_jax.rollout.episode import Action, ActionSampler, expect
+from marft_jax.sampling.protocol import Completion
+from marft_jax.types import Act, Branch
 
 
-class Trunk:
-    """Turns that a branch repeats, found by their place: the number of the act, and of its call.
+def branch_sampler(branch: Branch, sampler: ActionSampler) -> ActionSampler:
+    """Makes what repeats the actions of a trunk, and samples the others.
 
-    Attributes:
-        results: the environment's answer to each step of the trunk.
+    A branch repeats the turns before the one that is sampled anew, and the turns of acts that were
+    asked for together with that one. Environment and workflow must answer as they did in the trunk;
+    otherwise the branch fails.
     """
+    trunk = branch.trunk
+    places = list(places_of([*(turn.tool is not None for turn in trunk.turns), False]))
+    turns = dict(zip(places, trunk.turns, strict=False))  # one place more: that of a next turn
+    anew = places[branch.turn]
 
-    def __init__(self, branch: Branch):
-        turns = branch.trunk.turns
-        places = list(places_of([*(turn.tool is not None for turn in turns), False]))
-        self.results: Sequence[StepResult] = branch.trunk.results
-        self._turns = dict(zip(places, turns, strict=False))  # one place more: that of a next turn
-        self._act, self._call = places[branch.turn]
+    async def sample(act: Act, place: tuple[int, int], together: range) -> Action:
+        is_beside = place[0] != anew[0] and anew[0] in together
+        before = turns.get(place) if place < anew or is_beside else None
+        if before is None:
+            return await sampler(act, place, together)
+        expect(trunk.index, "prompt", before.prompt.tolist(), act.prompt.tolist())
+        why = "length" if before.truncated else "end"
+        recorded = before.action, before.logprobs, why, before.filtered_mass, before.version
+        return Action(Completion(*recorded), before.calls, before)
 
-    def turn(self, act: int, call: int, together: range) -> Turn | None:
-        """Returns the turn at this place if the branch repeats it, else None.
-
-        A branch repeats the turns before the one that is sampled anew, and the turns of acts that
-        were asked for together with that one.
-
-        Args:
-            together: numbers of the acts that were asked for together with this act.
-        """
-        is_before = act < self._act or act == self._act and call < self._call
-        is_beside = act != self._act and self._act in together
-        return self._turns.get((act, call)) if is_before or is_beside else None
+    return sample
 
 
 def places_of(called: Sequence[bool]) -> Iterator[tuple[int, int]]:

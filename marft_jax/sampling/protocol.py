@@ -115,8 +115,8 @@ class Capabilities(NamedTuple):
 
 class Sampler(Protocol):
     """Answers requests. ``Engine`` is ours, for one base; ``SamplerOfBases`` puts several samplers
-    together; recordings and scripts of tests are others. A class that extends this one needs no
-    ``partial``, ``start`` and ``stats``."""
+    together; scripts of tests are others. A class that extends this one needs no ``partial``,
+    ``start`` and ``stats``."""
 
     @property
     def capabilities(self) -> Capabilities: ...

@@ -33,7 +33,7 @@ def played(rollout, credit: str, samples=SAMPLES, **algo):
         **algo,
     }
     config = configure({f"algo.{key}": value for key, value in given.items()})
-    rule = make_credit(config.algo, rollout._spec.team)
+    rule = make_credit(config.algo, rollout.team)
     parts = list(play_samples(rollout, rule, samples, config, 3))
     episodes = [e for part in parts for e in part.episodes]
     trunks = [e for e in episodes if e.branch is None]
@@ -48,7 +48,7 @@ BEST = {"branch_at": "every", "branch_continue": "best", "step_reward": f"{__nam
 def test_of_the_samples_of_a_turn_the_one_with_the_best_step_reward_goes_on(workflow, shared):
     rollout, engine = rollout_of(workflow, shared, by_branch)
     trunks, lost, config = played(rollout, "tree", **BEST)
-    credit = make_credit(config.algo, rollout._spec.team)
+    credit = make_credit(config.algo, rollout.team)
     assert [e[:3] for e in sorted(trunks)] == [s[:3] for s in SAMPLES]
     for trunk in trunks:
         own, turns = trunk.paid, len(trunk.turns)
@@ -189,7 +189,7 @@ def test_a_plan_counts_the_turns_that_are_played_and_learned(credit, given):
     rollout, engine = rollout_of("sequential", 0, by_branch, env=lambda: Slow(1))
     samples = [Sample(i // 2, i // 2, i % 2) for i in range(60)]
     trunks, others, config = played(rollout, credit, samples, episodes=60, **given)
-    work = step_work(config, rollout._spec.team, "sequential")
+    work = step_work(config, rollout.team, "sequential")
     assert work.turns == pytest.approx(len(engine.requests), rel=0.08)
     episodes, _ = learnable([(e, np.zeros(len(e.turns))) for e in [*trunks, *others]])
     turns = 60 * (len(work.owners) + len(work.branched))

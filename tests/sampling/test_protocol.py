@@ -10,10 +10,8 @@ from scripted import END, Scripted, Slow
 
 from marft_jax.envs.threads import DaemonThreads
 from marft_jax.errors import BadInput, RunFailed, Stopped
-from marft_jax.models.tokenizers.tokenizer import ByteTokenizer
 from marft_jax.rollout.collect import Collected
 from marft_jax.rollout.pipeline import Pipeline
-from marft_jax.rollout.recorded import Demonstration, RecordedTurn, Recordings
 from marft_jax.rollout.rollout import Rollout
 from marft_jax.rollout.source import Job, RolloutSource
 from marft_jax.sampling import Batcher, Request, SamplerOfBases, version_of
@@ -24,16 +22,8 @@ WORD = (80, 97, 115, END)
 FILTERS = {"top_k": 3, "top_p": 0.9, "min_p": 0.1}
 
 
-def recordings():
-    turns = tuple(RecordedTurn("planner", "Pas") for _ in range(2))
-    return Recordings(
-        [Demonstration("", "", i, None, turns) for i in range(8)], {MAIN: ByteTokenizer()}
-    )
-
-
 SAMPLERS = {
     "engine": lambda: small.engine(eos_ids=(END,)),
-    "recordings": recordings,
     "script": lambda: Scripted(lambda request: "Pas"),
     "two bases": lambda: SamplerOfBases(
         {"other": Scripted(str), MAIN: small.engine(eos_ids=(END,))}

@@ -1,0 +1,210 @@
+"""One episode, from its reset to its end.
+
+``play_episode`` runs in the thread that plays. Environment, workflow and tools run in threads of
+their own (``env_session``); whoever runs the coroutine decides when an answer that has come is used
+(``rounds``).
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import NamedTuple
+
+from marft_jax.plugins import Failure, shown
+from marft_jax.random_keys import ActionKey
+from marft_jax.rollout.env_session import End, EnvSession
+from marft_jax.rollout.rounds import Asked, together
+from marft_jax.sampling.protocol import Completion, Request
+from marft_jax.sampling.stops import text_of
+from marft_jax.team.prompts import Team
+from marft_jax.team.protocol import Step
+from marft_jax.team.workflows import Workflow
+from marft_jax.types import Act, AnsweredCall, Branch, Episode, Sample, StepResult, Turn
+
+
+class Action(NamedTuple):
+    """An action that was sampled or recorded.
+
+    Attributes:
+        calls: recorded calls of its tools, which are not made again.
+        trunk: the turn that a branch repeats with it.
+    """
+
+    completion: Completion
+    calls: Sequence[AnsweredCall] = ()
+    trunk: Turn | None = None
+
+
+ActionSampler = Callable[[Act, tuple[int, int], range], Awaitable[Action]]
+"""Gives an act its action: samples it, or finds a recorded one. It takes the act; its place, which
+is the number of the act in the episode and of the tool calls before it in the act; and the numbers
+of the acts that were asked for together with it."""
+
+
+def action_sampler(team: Team, key: ActionKey) -> ActionSampler:
+    """Makes what samples the actions of an episode.
+
+    Args:
+        key: random key of its first act.
+    """
+
+    async def sample(act: Act, place: tuple[int, int], together: range) -> Action:
+        number = place[0] if act.number is None else act.number
+        own, owner = key._replace(act=number, call=place[1]), team.owners[act.agent]
+        base = team.bases[act.agent]
+        request = Request(act.prompt, owner, act.sampling, own, act.choices, base, act.form)
+        return Action(await Asked(request))
+
+    return sample
+
+
+async def play_episode(
+    team: Team,
+    workflow: Callable[[Team, str], Workflow],
+    env: EnvSession,
+    sample: Sample,
+    sampler: ActionSampler,
+) -> Episode:
+    """Plays an episode from its reset to its end.
+
+    A branch is played from its beginning like any other episode; its ``sampler`` repeats the turns
+    of the trunk.
+
+    Raises:
+        Failure: it cannot be played to its end.
+    """
+    turns, results, branch = list[Turn](), list[StepResult](), sample.branch
+    first = 0  # index of the first turn of this step
+    call_workflow = functools.partial(env.call, "the workflow", serialised=True)
+    task = await env.call("reset", env.reset, sample.index)
+    wanted = await call_workflow(env.start, workflow, task)
+    while not isinstance(wanted, End):
+        if isinstance(wanted, Step):
+            answer = await _step(env, wanted, turns[first:], branch, len(results))
+            graded = {turn.index: turn for turn in wanted.turns}
+            turns[first:] = [graded.get(t.index, t._replace(answers=False)) for t in turns[first:]]
+            results.append(answer)
+            first = len(turns)
+            if branch and branch.stops and first > branch.turn:
+                break
+        elif len(turns) + len(wanted) > env.limits.turns:
+            wanted = End("turns")
+            break
+        else:
+            acts = [act._replace(step=len(results)) for act in wanted]
+            answer = await _act(team, env, sampler, acts, turns)
+        wanted = await call_workflow(env.go_on, answer, tuple(turns), first)
+    if isinstance(wanted, End) and wanted.truncated:  # the episode keeps what it has earned
+        results.append(StepResult("", 0.0, True, {"truncated": wanted.truncated}))
+    kind = None if sample.alone is None else (-1, sample.alone)
+    kind = (branch.turn, branch.number) if branch else kind
+    return Episode(*sample[:3], task, tuple(turns), tuple(results), kind)
+
+
+async def _step(
+    env: EnvSession, step: Step, own: Sequence[Turn], branch: Branch | None, number: int
+) -> StepResult:
+    """Gets the environment's answer to a step; a branch repeats that of its trunk.
+
+    Args:
+        own: all turns of the step.
+        number: of the step.
+    """
+    before = None
+    if branch and all(turn.replayed for turn in own):
+        before = branch.trunk.results[number]
+        if before.snapshot is not None:
+            await env.call("restore", env.restore, before.snapshot)
+            return before
+    acted = [turn.name for turn in own]
+    result = await env.call("step", env.step, tuple(step.turns), acted)
+    result = result._replace(info={**result.info, **step.info})
+    if before is not None:
+        expect(env.task, "answer to a step", before, result)
+    return result
+
+
+async def _act(
+    team: Team, env: EnvSession, sampler: ActionSampler, acts: Sequence[Act], turns: list[Turn]
+) -> list[Turn]:
+    """Lets agents act together; adds their turns to ``turns`` and returns the last of each."""
+    acted, asked = sum(turn.tool is None for turn in turns), len(turns)
+    numbers = range(acted, acted + len(acts))
+
+    async def act_of(number: int, act: Act | None) -> list[Turn]:
+        """Lets one agent act, and again after each call of a tool."""
+        nonlocal asked
+        own = list[Turn]()
+        while act is not None:
+            asked += 1
+            action = await sampler(act, (number, len(own)), numbers)
+            turn, act = _turn(team, act, action, env.players), None
+            if len(own) < env.limits.tool_calls and asked < env.limits.turns:
+                turn, act = await _use_tools(team, env, turn, action)
+            own.append(turn)
+        return own
+
+    answers = list[Turn]()
+    for own in await together([act_of(n, act) for n, act in zip(numbers, acts, strict=True)]):
+        first = len(turns)
+        for call, turn in enumerate(own):
+            before = range(first, first + call)  # the agent's turns before its last tool call
+            turns.append(turn._replace(index=first + call, sees=(*turn.sees, *before)))
+        answers.append(turns[-1])
+    return answers
+
+
+async def _use_tools(
+    team: Team, env: EnvSession, turn: Turn, action: Action
+) -> tuple[Turn, Act | None]:
+    """Answers what a turn calls. Returns the turn with its calls, and the act in which the agent
+    goes on; None where it called nothing, or has no room to go on."""
+    answered = None
+    if env.has_tools(turn.agent):
+        answered = await env.call("tool", env.answer_tools, turn, action.calls)
+    if answered is None:
+        return turn, None
+    messages, calls = answered
+    turn = turn._replace(calls=calls)
+    act = team.resume(turn, messages, team.tools_of(turn.agent).definitions)
+    if act is None:
+        return turn, None
+    answer = "\n".join(message["content"] for message in messages)
+    if action.trunk is not None:
+        expect(env.task, "tool's answer", action.trunk.tool, answer)
+    return turn._replace(answers=False, tool=answer), act
+
+
+def expect(task: int, what: str, before: object, now: object) -> None:
+    """Fails a branch of a task where ``now`` differs from what it was in the trunk."""
+    if repr(before) != repr(now):  # equal also where an info holds NaN
+        seen = f"the {what} was {shown(before)}, is {shown(now)}"
+        why = f"task {task}, played again with the same actions: {seen}; "
+        raise Failure(f"{why}an environment must answer alike", is_bad_input=True)
+
+
+def _turn(team: Team, act: Act, action: Action, players: Mapping[str, str]) -> Turn:
+    completion, profile = action.completion, team.profiles[act.agent]
+    decode = team.tokenizers[act.agent].decode
+    for array in (act.prompt, completion.ids, completion.logprobs):
+        array.setflags(write=False)  # users' code that gets the turn cannot change it
+    return Turn(
+        agent=act.agent,
+        name=profile.name,
+        step=act.step,
+        prompt=act.prompt,
+        action=completion.ids,
+        logprobs=completion.logprobs,
+        text=text_of(completion.ids.tolist(), act.sampling.stop, decode),
+        answers=profile.answers,
+        sees=act.sees,
+        truncated=completion.reason == "length",
+        temperature=act.sampling.temperature or 1.0,
+        start=act.start,
+        limit=act.sampling.max_new_tokens,
+        filtered_mass=completion.filtered_mass,
+        replayed=action.trunk is not None,
+        player=players.get(profile.name, ""),
+        version=completion.version,
+    )

@@ -1,0 +1,184 @@
+"""Runs coroutines that wait for a sampler and for users' code, in an order that no clock decides.
+
+In each round the new requests are submitted in the order of the coroutines, the sampler takes a
+step, and the calls that began before this step are waited for. Serialised calls are waited for at
+once. The one exception is a call that hangs. The others wait for it at most a quarter of its time
+limit and then go on, so that all calls that hang reach their time limit together.
+
+The loop of asyncio is not used: it goes on in the order in which threads end, does not say when all
+coroutines wait (which is when a round begins), and cannot run in a notebook, which has such a loop.
+"""
+
+from __future__ import annotations
+
+import time
+import types
+from collections.abc import Callable, Coroutine, Generator, Sequence
+from typing import Any, Generic, TypeAlias, TypeVar
+
+from marft_jax.envs.threads import Calls, UserCall
+from marft_jax.errors import BadInput, Stopped
+from marft_jax.plugins import Failure
+from marft_jax.sampling.protocol import Completion, Request, Sampler
+
+_T = TypeVar("_T")
+
+_LOOK_SECONDS = 0.1  # between two looks at the clock and at ``stop``
+_PATIENCE = 0.25  # share of its time limit for which the other coroutines wait for a call
+_PATIENCE_SECONDS = 1.0  # the same once a call hangs, at most
+
+
+class Asked:
+    """A request; a coroutine that awaits it gets its completion.
+
+    Attributes:
+        ticket: of the sampler; None until it is submitted.
+    """
+
+    def __init__(self, request: Request) -> None:
+        self.request = request
+        self.ticket: int | None = None
+        self.completion: Completion | None = None
+
+    def __await__(self) -> Generator[list[Any], object, Completion]:
+        yield [self]
+        assert self.completion is not None
+        if self.completion.reason == "cancelled":
+            raise Failure("the sampler gave up a request")
+        return self.completion
+
+
+_Wait: TypeAlias = "Asked | UserCall[Any]"
+
+
+class _Running(Generic[_T]):
+    """A coroutine that runs: ``waits`` holds what it waits for, the oldest first.
+
+    Attributes:
+        value: what it returned; nothing is in ``waits`` then.
+    """
+
+    def __init__(self, coroutine: Coroutine[Any, Any, _T]) -> None:
+        self._coroutine, self.waits = coroutine, list[_Wait]()
+        self.value: Any = None
+        self.close = coroutine.close
+
+    def go_on(self, over: _Wait | None = None) -> None:
+        """Runs it until it waits again, with one of its waits that is over."""
+        try:
+            self.waits = self._coroutine.send(over)
+        except StopIteration as end:
+            self.waits, self.value = [], end.value
+
+
+@types.coroutine
+def together(coroutines: Sequence[Coroutine[Any, Any, _T]]) -> Generator[list[Any], Any, list[_T]]:
+    """Runs coroutines side by side; returns what each returned. If one raises, the others end."""
+    running = [_Running(own) for own in coroutines]
+    waiting: dict[_Wait, _Running[_T]] = {}
+    try:
+        for own in running:
+            own.go_on()
+            waiting |= dict.fromkeys(own.waits, own)
+        while waiting:
+            over = yield [*waiting]
+            own = waiting.pop(over)
+            own.go_on(over)
+            waiting |= dict.fromkeys(own.waits, own)
+        return [own.value for own in running]
+    finally:
+        for own in running:
+            own.close()
+
+
+class Rounds:
+    """Runs coroutines to their ends, side by side.
+
+    Args:
+        sampler: answers their requests; None where they make none.
+        calls: the calls of users' code for which they wait.
+        stop: asked again and again while they wait; True ends them with ``Stopped``.
+    """
+
+    def __init__(self, sampler: Sampler | None, calls: Calls, stop: Callable[[], bool]) -> None:
+        self._sampler, self._calls, self._stop = sampler, calls, stop
+        self._running = list[_Running[Any]]()
+        self._asked: dict[int, tuple[_Running[Any], Asked]] = {}  # unanswered, by ticket
+
+    def run(
+        self, coroutines: Sequence[Coroutine[Any, Any, _T]], report: Callable[[int], None] | None
+    ) -> tuple[list[_T], float]:
+        """Runs coroutines; returns what they returned, and the seconds in which nothing was
+        sampled.
+
+        Args:
+            report: called with the number of coroutines that are over.
+        """
+        self._running = [_Running(own) for own in coroutines]
+        waited_s = 0.0
+        try:
+            for own in self._running:
+                own.go_on()
+            while self._asked or any(own.waits for own in self._running):
+                if report is not None:
+                    report(sum(not own.waits for own in self._running))
+                due = self._waiting()
+                self._sample()
+                started = time.perf_counter()
+                self._wait(due)
+                waited_s += 0.0 if self._asked else time.perf_counter() - started
+                self._wait([call for call in self._waiting() if call.serialised])
+        finally:
+            for own in self._running:
+                own.close()
+            if self._sampler is not None:
+                for ticket in self._asked:  # after an error, or a stop
+                    self._sampler.cancel(ticket)
+        return [own.value for own in self._running], waited_s
+
+    def _waiting(self) -> list[UserCall[Any]]:
+        """Lists the calls that are waited for."""
+        return [wait for own in self._running for wait in own.waits if isinstance(wait, UserCall)]
+
+    def _sample(self) -> None:
+        """Submits the new requests, lets the sampler take a step, and goes on with its answers."""
+        if self._sampler is None:
+            return
+        for own in self._running:
+            for asked in own.waits:
+                if isinstance(asked, Asked) and asked.ticket is None:
+                    if refusal := self._sampler.capabilities.refusal(asked.request):
+                        raise BadInput(f"--rollout.sampler: {refusal}; use engine")
+                    asked.ticket = self._sampler.submit(asked.request)
+                    self._asked[asked.ticket] = own, asked
+        for ticket, completion in self._sampler.step():
+            own, asked = self._asked.pop(ticket)
+            asked.completion = completion
+            if asked in own.waits:  # its episode may have failed since
+                own.go_on(asked)
+
+    def _wait(self, due: Sequence[UserCall[Any]]) -> None:
+        """Waits for the calls that are ``due``, and goes on with those that are over."""
+        while True:
+            self._calls.ended.clear()
+            if self._stop():
+                raise Stopped
+            settled = {call for call in due if call.is_settled()}
+            left = [call for call in due if call not in settled]
+            idle = not self._asked and not settled and len(due) == len(self._waiting())
+            if not left or not idle and self._hang(left):
+                break
+            self._calls.ended.wait(_LOOK_SECONDS)
+        for own in self._running:
+            for call in own.waits:
+                if call in settled and call in own.waits:  # one failure ends all of them
+                    own.go_on(call)
+
+    def _hang(self, left: Sequence[UserCall[Any]]) -> bool:
+        """True where all these calls seem to hang."""
+        if self._calls.seconds is None:
+            return False
+        patience = self._calls.seconds * _PATIENCE
+        if any(call.has_taken(patience) for call in self._waiting()):
+            patience = min(patience, _PATIENCE_SECONDS)
+        return all(call.has_taken(patience) for call in left)
