@@ -40,11 +40,23 @@ class DaemonThreads(Executor):
         return future
 
 
-class UserCall(Generic[_T]):
-    """A call of a user's code: how far it is, and what came of it.
+class Wait(Generic[_T]):
+    """Something that a coroutine awaits. The coroutine yields it to whoever runs the coroutine, and
+    goes on when it is over: with its ``value``, or its ``failure`` is raised.
+    """
 
-    A coroutine that awaits it yields it to whoever runs the coroutine, who sends when it is over.
-    The coroutine then gets ``value``, or ``failure`` is raised in it.
+    value: _T
+    failure: Failure | None = None
+
+    def __await__(self) -> Generator[list[Wait[Any]], object, _T]:
+        yield [self]
+        if self.failure is not None:
+            raise self.failure
+        return self.value
+
+
+class UserCall(Wait[_T]):
+    """A call of a user's code: how far it is, and what came of it.
 
     Args:
         what: its name, for messages.
@@ -66,13 +78,6 @@ class UserCall(Generic[_T]):
         self.began, self.ended = threading.Event(), threading.Event()
         self.is_over, self.started = False, float("nan")
         self.value: Any = None
-        self.failure: Failure | None = None
-
-    def __await__(self) -> Generator[list[Any], object, _T]:
-        yield [self]
-        if self.failure is not None:
-            raise self.failure
-        return self.value
 
     def run(self) -> None:
         """Runs it in this thread, unless it was given up before it began."""

@@ -94,48 +94,36 @@ def _best(
 
     Source: tree-structured sampling, AT-GRPO (arXiv 2510.11062, section 4.1).
     """
-    trunks = [Episode(*sample[:3], "", (), ()) for sample in samples]
+    trunks = {sample[:3]: Episode(*sample[:3], "", (), ()) for sample in samples}
     parts, over, lost = list[Played](), list[Episode](), list[Episode]()
     for turn in itertools.count():
-        parts.append(_play_on(play, trunks, turn))
-        trunks = _grown(trunks, turn, parts[-1].episodes)
-        over += [e for e in trunks if len(e.turns) == turn]
-        trunks = [e for e in trunks if len(e.turns) > turn]
+        stopped = [
+            e for e in trunks.values() if len(e.turns) == turn and not (turn and e.results[-1].done)
+        ]
+        parts.append(play([Sample(*e[:3], Branch(e, turn, 0, True)) for e in stopped]))
+        for e in parts[-1].episodes:
+            trunks[e[:3]] = _as_trunk(e)._replace(paid=trunks[e[:3]].paid)
+        for failed in parts[-1].failed:
+            del trunks[failed[:3]]
+        over += [e for e in trunks.values() if len(e.turns) == turn]
+        trunks = {place: e for place, e in trunks.items() if len(e.turns) > turn}
         if not trunks:
             break
-        chosen = [e for e in trunks if turn in branched_turns(e, config, step)]
+        chosen = [e for e in trunks.values() if turn in branched_turns(e, config, step)]
         parts.append(play([b for e in chosen for b in _branches(e, turn, config, True)]))
-        for i, trunk in enumerate(trunks):
-            drawn = [trunk, *(e for e in parts[-1].episodes if e[:3] == trunk[:3])]
+        for place, trunk in trunks.items():
+            drawn = [trunk, *(e for e in parts[-1].episodes if e[:3] == place)]
             scores = [float(credit(e)[turn]) for e in drawn]
             best = int(np.argmax(scores))
+            winner = drawn.pop(best)
             if best:
-                trunks[i], drawn[0] = _as_trunk(drawn[best]), _beaten(trunk, drawn[best])
-            trunks[i] = trunks[i]._replace(paid=(*trunk.paid, scores[best]))
-            lost += [e for n, e in enumerate(drawn) if n != best]
+                drawn[0] = _beaten(trunk, winner)
+            lost += drawn
+            trunks[place] = _as_trunk(winner)._replace(paid=(*trunk.paid, scores[best]))
     ended = {e[:3] for e in over}
     failed = [failed for part in parts for failed in part.failed]
     waited_s = sum(part.waited_s for part in parts)
     yield Played([*over, *(e for e in lost if e[:3] in ended)], failed, waited_s)
-
-
-def _stopped(trunks: Sequence[Episode], turn: int) -> list[Episode]:
-    """Trunks of so many turns whose environment goes on."""
-    return [e for e in trunks if len(e.turns) == turn and not (turn and e.results[-1].done)]
-
-
-def _play_on(play: _Play, trunks: Sequence[Episode], turn: int) -> Played:
-    """Plays the next step of trunks that have stopped before this turn."""
-    stopped = _stopped(trunks, turn)
-    return play([Sample(*e[:3], Branch(e, turn, 0, True)) for e in stopped])
-
-
-def _grown(trunks: Sequence[Episode], turn: int, played: Sequence[Episode]) -> list[Episode]:
-    """Trunks after another step; without those whose step failed."""
-    paid = {e[:3]: e.paid for e in trunks}
-    grown = {e[:3]: _as_trunk(e)._replace(paid=paid[e[:3]]) for e in played}
-    failed = {e[:3] for e in _stopped(trunks, turn)} - grown.keys()
-    return [grown.get(e[:3], e) for e in trunks if e[:3] not in failed]
 
 
 def _as_trunk(episode: Episode) -> Episode:

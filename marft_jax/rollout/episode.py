@@ -8,55 +8,16 @@ their own (``env_session``); whoever runs the coroutine decides when an answer t
 from __future__ import annotations
 
 import functools
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
 
-from marft_jax.plugins import Failure, shown
-from marft_jax.random_keys import ActionKey
+from marft_jax.rollout.actions import Action, ActionSampler, expect
 from marft_jax.rollout.env_session import End, EnvSession
-from marft_jax.rollout.rounds import Asked, together
-from marft_jax.sampling.protocol import Completion, Request
+from marft_jax.rollout.rounds import together
 from marft_jax.sampling.stops import text_of
 from marft_jax.team.prompts import Team
 from marft_jax.team.protocol import Step
 from marft_jax.team.workflows import Workflow
-from marft_jax.types import Act, AnsweredCall, Branch, Episode, Sample, StepResult, Turn
-
-
-class Action(NamedTuple):
-    """An action that was sampled or recorded.
-
-    Attributes:
-        calls: recorded calls of its tools, which are not made again.
-        trunk: the turn that a branch repeats with it.
-    """
-
-    completion: Completion
-    calls: Sequence[AnsweredCall] = ()
-    trunk: Turn | None = None
-
-
-ActionSampler = Callable[[Act, tuple[int, int], range], Awaitable[Action]]
-"""Gives an act its action: samples it, or finds a recorded one. It takes the act; its place, which
-is the number of the act in the episode and of the tool calls before it in the act; and the numbers
-of the acts that were asked for together with it."""
-
-
-def action_sampler(team: Team, key: ActionKey) -> ActionSampler:
-    """Makes what samples the actions of an episode.
-
-    Args:
-        key: random key of its first act.
-    """
-
-    async def sample(act: Act, place: tuple[int, int], together: range) -> Action:
-        number = place[0] if act.number is None else act.number
-        own, owner = key._replace(act=number, call=place[1]), team.owners[act.agent]
-        base = team.bases[act.agent]
-        request = Request(act.prompt, owner, act.sampling, own, act.choices, base, act.form)
-        return Action(await Asked(request))
-
-    return sample
+from marft_jax.types import Act, Branch, Episode, Sample, StepResult, Turn
 
 
 async def play_episode(
@@ -140,7 +101,7 @@ async def _act(
             asked += 1
             action = await sampler(act, (number, len(own)), numbers)
             turn, act = _turn(team, act, action, env.players), None
-            if len(own) < env.limits.tool_calls and asked < env.limits.turns:
+            if asked < env.limits.turns and env.may_call(turn, len(own)):
                 turn, act = await _use_tools(team, env, turn, action)
             own.append(turn)
         return own
@@ -160,9 +121,7 @@ async def _use_tools(
 ) -> tuple[Turn, Act | None]:
     """Answers what a turn calls. Returns the turn with its calls, and the act in which the agent
     goes on; None where it called nothing, or has no room to go on."""
-    answered = None
-    if env.has_tools(turn.agent):
-        answered = await env.call("tool", env.answer_tools, turn, action.calls)
+    answered = await env.call("tool", env.answer_tools, turn, action.calls)
     if answered is None:
         return turn, None
     messages, calls = answered
@@ -174,14 +133,6 @@ async def _use_tools(
     if action.trunk is not None:
         expect(env.task, "tool's answer", action.trunk.tool, answer)
     return turn._replace(answers=False, tool=answer), act
-
-
-def expect(task: int, what: str, before: object, now: object) -> None:
-    """Fails a branch of a task where ``now`` differs from what it was in the trunk."""
-    if repr(before) != repr(now):  # equal also where an info holds NaN
-        seen = f"the {what} was {shown(before)}, is {shown(now)}"
-        why = f"task {task}, played again with the same actions: {seen}; "
-        raise Failure(f"{why}an environment must answer alike", is_bad_input=True)
 
 
 def _turn(team: Team, act: Act, action: Action, players: Mapping[str, str]) -> Turn:

@@ -30,9 +30,8 @@ from marft_jax.errors import BadInput, described, reason
 from marft_jax.formats import foreign, jsonlines
 from marft_jax.models.tokenizers.tokenizer import Tokenizer
 from marft_jax.plugins import Failure, number_of, shown, text_of
-from marft_jax.rollout.episode import Action, ActionSampler
+from marft_jax.rollout.actions import Action, ActionSampler, places_of
 from marft_jax.rollout.rollout import Rollout
-from marft_jax.rollout.trunk import places_of
 from marft_jax.sampling.protocol import Completion
 from marft_jax.setting import fault_of
 from marft_jax.team.profiles import Profile

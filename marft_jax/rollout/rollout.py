@@ -12,10 +12,10 @@ from marft_jax.envs.threads import Calls
 from marft_jax.errors import BadInput, EpisodesFailed
 from marft_jax.plugins import Failure
 from marft_jax.random_keys import ActionKey, Stream
+from marft_jax.rollout.actions import ActionSampler, action_sampler, branch_sampler
 from marft_jax.rollout.env_session import EnvSession, Limits
-from marft_jax.rollout.episode import ActionSampler, action_sampler, play_episode
+from marft_jax.rollout.episode import play_episode
 from marft_jax.rollout.rounds import Rounds
-from marft_jax.rollout.trunk import branch_sampler
 from marft_jax.sampling.protocol import Sampler
 from marft_jax.team.prompts import Team
 from marft_jax.team.workflows import SIDE_BY_SIDE, Workflow, find_workflow
@@ -96,8 +96,7 @@ class Rollout:
             for sample, own in zip(samples, ended, strict=True)
             if isinstance(own, Failure)
         ]
-        if self.max_failed is not None:
-            self._check(ended, failed, step, self.max_failed)
+        self._check(ended, failed, step)
         return Played(played, failed, waited_s)
 
     async def _play(self, sample: Sample, step: int, calls: Calls) -> Episode | Failure:
@@ -119,13 +118,11 @@ class Rollout:
             env.call("close", env.close)
 
     def _check(
-        self,
-        ended: Sequence[Episode | Failure],
-        failed: Sequence[FailedEpisode],
-        step: int,
-        max_failed: float,
+        self, ended: Sequence[Episode | Failure], failed: Sequence[FailedEpisode], step: int
     ) -> None:
         """Logs truncated and failed episodes; raises where too many failed, see ``play``."""
+        if (max_failed := self.max_failed) is None:
+            return
         results = [own.results for own in ended if isinstance(own, Episode)]
         cuts, most = [own[-1].info.get("truncated") for own in results], self.max_turns
         if capped := cuts.count("turns"):

@@ -14,9 +14,9 @@ from __future__ import annotations
 import time
 import types
 from collections.abc import Callable, Coroutine, Generator, Sequence
-from typing import Any, Generic, TypeAlias, TypeVar
+from typing import Any, Generic, TypeVar
 
-from marft_jax.envs.threads import Calls, UserCall
+from marft_jax.envs.threads import Calls, UserCall, Wait
 from marft_jax.errors import BadInput, Stopped
 from marft_jax.plugins import Failure
 from marft_jax.sampling.protocol import Completion, Request, Sampler
@@ -28,8 +28,8 @@ _PATIENCE = 0.25  # share of its time limit for which the other coroutines wait 
 _PATIENCE_SECONDS = 1.0  # the same once a call hangs, at most
 
 
-class Asked:
-    """A request; a coroutine that awaits it gets its completion.
+class Asked(Wait[Completion]):
+    """A request; whoever awaits it gets its completion.
 
     Attributes:
         ticket: of the sampler; None until it is submitted.
@@ -38,17 +38,6 @@ class Asked:
     def __init__(self, request: Request) -> None:
         self.request = request
         self.ticket: int | None = None
-        self.completion: Completion | None = None
-
-    def __await__(self) -> Generator[list[Any], object, Completion]:
-        yield [self]
-        assert self.completion is not None
-        if self.completion.reason == "cancelled":
-            raise Failure("the sampler gave up a request")
-        return self.completion
-
-
-_Wait: TypeAlias = "Asked | UserCall[Any]"
 
 
 class _Running(Generic[_T]):
@@ -59,11 +48,11 @@ class _Running(Generic[_T]):
     """
 
     def __init__(self, coroutine: Coroutine[Any, Any, _T]) -> None:
-        self._coroutine, self.waits = coroutine, list[_Wait]()
+        self._coroutine, self.waits = coroutine, list[Wait[Any]]()
         self.value: Any = None
         self.close = coroutine.close
 
-    def go_on(self, over: _Wait | None = None) -> None:
+    def go_on(self, over: Wait[Any] | None = None) -> None:
         """Runs it until it waits again, with one of its waits that is over."""
         try:
             self.waits = self._coroutine.send(over)
@@ -72,10 +61,12 @@ class _Running(Generic[_T]):
 
 
 @types.coroutine
-def together(coroutines: Sequence[Coroutine[Any, Any, _T]]) -> Generator[list[Any], Any, list[_T]]:
+def together(
+    coroutines: Sequence[Coroutine[Any, Any, _T]],
+) -> Generator[list[Wait[Any]], Any, list[_T]]:
     """Runs coroutines side by side; returns what each returned. If one raises, the others end."""
     running = [_Running(own) for own in coroutines]
-    waiting: dict[_Wait, _Running[_T]] = {}
+    waiting: dict[Wait[Any], _Running[_T]] = {}
     try:
         for own in running:
             own.go_on()
@@ -153,7 +144,9 @@ class Rounds:
                     self._asked[asked.ticket] = own, asked
         for ticket, completion in self._sampler.step():
             own, asked = self._asked.pop(ticket)
-            asked.completion = completion
+            asked.value = completion
+            if completion.reason == "cancelled":
+                asked.failure = Failure("the sampler gave up a request")
             if asked in own.waits:  # its episode may have failed since
                 own.go_on(asked)
 
