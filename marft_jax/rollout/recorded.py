@@ -15,16 +15,15 @@ have them, its tools are not called again.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Executor
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 import numpy as np
 from pydantic import TypeAdapter, ValidationError
 
-from marft_jax import config
 from marft_jax.envs.base import Env
 from marft_jax.errors import BadInput, described, reason
 from marft_jax.formats import foreign, jsonlines
@@ -36,7 +35,6 @@ from marft_jax.sampling.protocol import Completion
 from marft_jax.setting import fault_of
 from marft_jax.team.profiles import Profile
 from marft_jax.team.prompts import Team
-from marft_jax.team.workflows import Workflow
 from marft_jax.types import Act, AnsweredCall, Episode, FailedEpisode, Sample, StepResult, Turn
 
 _CALLS = TypeAdapter(tuple[AnsweredCall, ...])
@@ -163,54 +161,47 @@ def demonstrated(
         yield _parsed(line.encode(), f"task {number}")
 
 
-def replay(
-    demonstrations: Sequence[Demonstration],
-    team: Team,
-    workflow: Callable[[Team, str], Workflow],
-    create_env: Callable[[], Env],
-    threads: Executor,
-    settings: config.RolloutSettings,
-    max_tool_calls: int,
-    stop: Callable[[], bool],
-) -> list[Episode | str]:
+def replay(demonstrations: Sequence[Demonstration], rollout: Rollout) -> list[Episode | str]:
     """Returns the episode of each demonstration, or a message why the workflow cannot replay it.
 
     Recorded actions have log-prob 0 and temperature 1.
 
+    Args:
+        rollout: plays the team in its environment; its sampler is not used.
+
     Raises:
-        Stopped: ``stop`` returned True.
+        Stopped: ``rollout.stop`` returned True.
     """
-    plain = team._replace(sampling=tuple(s._replace(temperature=1.0) for s in team.sampling))
-    rollout = Rollout(
-        None,
-        plain,
-        workflow,
-        lambda: _RecordedTask(demonstrations, create_env),
-        threads,
+    sampling = tuple(s._replace(temperature=1.0) for s in rollout.team.sampling)
+    team = rollout.team._replace(sampling=sampling)
+
+    def recorded(sample: Sample) -> ActionSampler:
+        return _recorded_sampler(demonstrations[sample.index], team)
+
+    player = dataclasses.replace(
+        rollout,
+        sampler=None,
+        team=team,
+        create_env=lambda: _RecordedTask(demonstrations, rollout.create_env),
         max_failed=None,
-        step_seconds=settings.step_seconds,
-        max_tool_calls=max_tool_calls,
-        max_turns=settings.max_turns,
-        recorded=lambda sample: _recorded_sampler(demonstrations[sample.index], plain),
-        stop=stop,
+        recorded=recorded,
     )
     found = list[Episode | FailedEpisode]()
     for first in range(0, len(demonstrations), _AT_ONCE):
         numbers = range(first, min(first + _AT_ONCE, len(demonstrations)))
-        played = rollout.play([Sample(i, i) for i in numbers], 0)
+        played = player.play([Sample(i, i) for i in numbers], 0)
         found += sorted([*played.episodes, *played.failed], key=lambda episode: episode.index)
     return [_checked(*pair) for pair in zip(demonstrations, found, strict=True)]
 
 
 def _checked(own: Demonstration, episode: Episode | FailedEpisode) -> Episode | str:
-    """Returns the episode of a demonstration, or says how it differs."""
+    """Returns the episode of a demonstration, or a message that says how it differs."""
     if isinstance(episode, FailedEpisode):
         return f"{own.where}: {episode.why}"
-    if len(episode.turns) < len(own.turns):
-        why = episode.results[-1].info.get("truncated")
-        why = f" (its {why} are full)" if why else ""
-        ends = f"the episode ends after turn {len(episode.turns)} of {len(own.turns)}{why}"
-        return f"{own.where}: {ends}"
+    if (ends := len(episode.turns)) < len(own.turns):
+        cut = episode.results[-1].info.get("truncated")
+        why = f" (its {cut} are full)" if cut else ""
+        return f"{own.where}: the episode ends after turn {ends} of {len(own.turns)}{why}"
     return episode._replace(index=episode.index if own.number is None else own.number)
 
 
@@ -219,7 +210,7 @@ def _recorded_sampler(own: Demonstration, team: Team) -> ActionSampler:
     places = places_of([turn.tool for turn in own.turns])
     turns = dict(zip(places, enumerate(own.turns, 1), strict=True))
 
-    async def recorded(act: Act, place: tuple[int, int], together: range) -> Action:
+    async def find(act: Act, place: tuple[int, int], together: range) -> Action:
         if place not in turns:
             raise Failure(f"it has no turn {len(turns) + 1}, which comes then")
         (k, turn), name = turns[place], team.names[act.agent]
@@ -233,7 +224,7 @@ def _recorded_sampler(own: Demonstration, team: Team) -> ActionSampler:
         why = "length" if turn.truncated else "end"
         return Action(Completion(ids, np.zeros(len(ids), np.float32), why), turn.calls)
 
-    return recorded
+    return find
 
 
 def _recorded_ids(turn: RecordedTurn, tokenizer: Tokenizer, limit: int, what: str) -> list[int]:

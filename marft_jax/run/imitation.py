@@ -23,6 +23,7 @@ from marft_jax.parallel import processes
 from marft_jax.random_keys import Stream
 from marft_jax.rollout.collect import Collected
 from marft_jax.rollout.recorded import Demonstration, demonstrated, read, replay
+from marft_jax.rollout.rollout import Rollout
 from marft_jax.run.loop import learn_from
 from marft_jax.run.opening import open_training
 from marft_jax.run.signals import EXIT_STOPPED
@@ -131,16 +132,18 @@ def prepared(
     demonstrations = [
         d for d in found if isinstance(d, Demonstration) and (d.reward is None or d.reward >= least)
     ]
-    tried = replay(
-        demonstrations,
+    rollout = Rollout(
+        None,
         session.team,
         find_workflow(session.team.workflow),
         run.source.create,
         DaemonThreads(),
-        config.rollout,
-        config.team.max_tool_calls,
-        session.stop,
+        step_seconds=config.rollout.step_seconds,
+        max_tool_calls=config.team.max_tool_calls,
+        max_turns=config.rollout.max_turns,
+        stop=session.stop,
     )
+    tried = replay(demonstrations, rollout)
     _check([x for x in (*found, *tried) if isinstance(x, str)], len(found))
     played = [x for x in tried if not isinstance(x, str)]
     pairs = zip(demonstrations, played, strict=True)

@@ -11,7 +11,6 @@ from scripted import END, Scripted, Slow
 
 from configs.studies.plan_path import PlanPath, Simulated
 from configs.studies.products import Products
-from marft_jax.config import Rollout as Settings
 from marft_jax.envs import arithmetic
 from marft_jax.envs.threads import DaemonThreads
 from marft_jax.errors import BadInput
@@ -54,8 +53,8 @@ def demonstrations_in(lines, tmp_path):
 
 def replayed(found, team, workflow, create):
     found = [one for one in found if not isinstance(one, str)]
-    known = find_workflow(workflow), create, DaemonThreads(), Settings(), 4, lambda: False
-    return recorded.replay(found, team, *known)
+    rollout = Rollout(None, team, find_workflow(workflow), create, DaemonThreads())
+    return recorded.replay(found, rollout)
 
 
 def line(*turns: tuple[str, str], **more: object) -> str:

@@ -11,7 +11,6 @@ import pytest
 import small
 from scripted import Scripted, Slow, text
 
-from marft_jax.config import Rollout as Settings
 from marft_jax.envs.threads import DaemonThreads
 from marft_jax.errors import EpisodesFailed, RunFailed
 from marft_jax.formats import jsonlines
@@ -100,8 +99,7 @@ def test_a_transcript_is_replayed_with_its_answers_and_a_hand_written_line_calls
     found = [*recorded.read(str(file))]
     assert "turn 1, calls[0].arguments: expected text" in found.pop()
     CALLED.clear()
-    known = find_workflow("sequential"), lambda: Slow(2), DaemonThreads(), Settings(), 4
-    fed, called = recorded.replay(found, team, *known, lambda: False)
+    fed, called = recorded.replay(found, rollout)
     assert fed.turns[0].tool == "something else"
     assert text(fed.turns[1].prompt).endswith("note: something else<a>")
     assert len(CALLED) == len(calls_in(called)) == len(calls_in(whole[1]))
