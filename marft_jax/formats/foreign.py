@@ -17,7 +17,6 @@ DEEPEST = 64
 """Most levels of nesting in what is read and written, because functions recurse over values. An
 environment's info has at most half of them, because a transcript adds levels around it."""
 
-_LENIENT = json.JSONDecoder(strict=False)
 _LARGEST = 1 << 28  # bytes of a file of settings
 
 
@@ -52,17 +51,6 @@ def loads(
     except RecursionError:
         raise ValueError(f"nested more than {DEEPEST} deep") from None
     return value
-
-
-def load_first(text: str, start: int) -> tuple[Any, int]:
-    """Parses the JSON value that begins at a place of a text, and returns it with its end. It may
-    have line breaks and tabs in its texts. Raises ``ValueError`` as ``loads`` does."""
-    try:
-        value, end = _LENIENT.raw_decode(text, start)
-        _check_depth(value, DEEPEST)
-    except RecursionError:
-        raise ValueError(f"nested more than {DEEPEST} deep") from None
-    return value, end
 
 
 def _check_depth(value: Any, left: int) -> None:

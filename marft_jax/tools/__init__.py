@@ -1,13 +1,7 @@
 """Tools that an agent may call in its turn, and the form in which models write calls."""
 
-from marft_jax.tools.calls import (
-    ToolCall,
-    check_form,
-    find_calls,
-    for_model,
-    form_of_call,
-    with_ids,
-)
+from marft_jax.tools.calls import check_form, find_calls, for_model, form_of_call, with_ids
+from marft_jax.tools.forms import Form, ToolCall
 from marft_jax.tools.tool import Options, Source, Tool, ToolError, function_source, parse_options
 from marft_jax.tools.toolbox import (
     EpisodeTools,
@@ -20,6 +14,7 @@ from marft_jax.tools.toolbox import (
 
 __all__ = [
     "EpisodeTools",
+    "Form",
     "Options",
     "Source",
     "Tool",

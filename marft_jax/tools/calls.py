@@ -1,72 +1,66 @@
-"""How chat templates write calls of tools, and how calls are found in a sampled text.
+"""The form in which a model writes calls of tools, found by its chat template.
 
-A form of calls is known where parsing the call that the chat template writes gives that call back.
+A form is known where parsing the call that the chat template writes gives that call back.
 """
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
 
 from marft_jax.errors import BadInput
-from marft_jax.formats import foreign
-from marft_jax.plugins import text_of
-from marft_jax.tools.fenced import Message, Tools, only_text, rewrite, write_block
-
-
-class ToolCall(NamedTuple):
-    """A call of a tool; ``arguments`` is a JSON object as text, if the model wrote one."""
-
-    name: str
-    arguments: str
+from marft_jax.plugins import load_plugin, text_of
+from marft_jax.tools import fenced, forms
+from marft_jax.tools.fenced import write_block
+from marft_jax.tools.forms import BROKEN, Form, Message, ToolCall, Tools, as_object
 
 
 class CallWriter(Protocol):
-    """A tokenizer, as far as calls are concerned."""
+    """A tokenizer, as far as calls are concerned.
 
-    def write_call(
-        self, name: str, arguments: Mapping[str, Any], *, special: bool = False
-    ) -> str | None:
-        """Text in which an assistant calls a tool; None where the template has no tools.
+    Attributes:
+        calls: name of the form of calls; "auto": that of the chat template.
+    """
 
-        Args:
-            special: with the special tokens that are part of the call.
-        """
+    calls: str
+
+    @property
+    def added(self) -> Mapping[int, str]:
+        """Tokens that a text is first split at, by their ids: special tokens and others."""
+        ...
+
+    def write_call(self, name: str, arguments: Mapping[str, Any]) -> str | None:
+        """Text in which an assistant calls a tool, with the special tokens of the call; None where
+        the template has no tools."""
+        ...
+
+    def spell(self, ids: Sequence[int], mark: str) -> str:
+        """Text of sampled ids with all special tokens. The mark stands behind the first character
+        of whatever is spelled like a special token, but is none."""
+        ...
+
+    def show(self, text: str, mark: str) -> str:
+        """What ``decode`` gives of the ids of a spelled text."""
         ...
 
 
-Form = Callable[[str, Tools], tuple[str, list[ToolCall]]]
-"""Parses a text that may call some tools; returns the text without its calls, and the calls."""
-
-_THINKING = r"<think>.*?(?:</think>|\Z)|</think>"  # or the end of what the prompt opened
-_FENCE = r"\s*(?:```\w*\s*)?"
-_TAGGED = re.compile(rf"{_THINKING}|(<tool_call>){_FENCE}", re.DOTALL)
-"""``<tool_call>{"name": ..., "arguments": {...}}</tool_call>``, as of Hermes and Qwen."""
-_BARE = re.compile(
-    rf"{_THINKING}|(?:\A|(?<=</think>))\s*(\[TOOL_CALLS\]|<\|python_tag\|>|){_FENCE}(?=[\[{{])",
-    re.DOTALL,
-)
-"""JSON alone, an object or a list of objects, after thinking or not: as of Llama, Mistral. The mark
-in front of it is a special token, which a sampled text lacks, or a text."""
-_AFTER = re.compile(r"[\s,;}\]`]*(</tool_call>)?")  # some models write a bracket too many
-_FENCED = re.compile(
-    rf"{_THINKING}|^```call[ \t]+([^\s`]+)[ \t]*\n(.*?)^```[ \t]*$", re.DOTALL | re.MULTILINE
-)
-
-
-def find_calls(text: str, tools: Tools, tokenizer: CallWriter) -> tuple[str, list[ToolCall]]:
-    """Finds calls in a sampled text; returns the text without them, and the calls.
+def find_calls(
+    ids: Sequence[int], tools: Tools, tokenizer: CallWriter
+) -> tuple[str, list[ToolCall]]:
+    """Finds calls in what was sampled; returns its text without them, and the calls.
 
     Args:
         tools: those that the agent has. A text may call others, too.
     """
-    form = find_form(tokenizer) if tools else None
-    content, calls = form(text, tools) if form else (text, [])
-    return content, [ToolCall(*(text_of("a call", part) for part in call)) for call in calls]
+    text, calls = tokenizer.spell(ids, BROKEN).strip(), list[ToolCall]()
+    if tools and (form := find_form(tokenizer)) is not None:
+        text, calls = form.read(text, tools)
+    plain = [[part.replace(BROKEN, "") for part in call] for call in calls]
+    content = tokenizer.show(text, BROKEN)
+    return content, [ToolCall(*(text_of("a call", part) for part in call)) for call in plain]
 
 
 def with_ids(calls: Sequence[ToolCall], prefix: str) -> tuple[dict[str, Any], ...]:
@@ -88,7 +82,7 @@ def for_template(message: Message) -> Message:
     opened = []
     for call in calls:
         name, arguments = call["function"]["name"], call["function"]["arguments"]
-        own = _arguments(arguments)
+        own = as_object(arguments)
         function = {"name": name, "arguments": arguments if own is None else own}
         opened.append({**call, "function": function})
     return {**message, "tool_calls": opened}
@@ -103,23 +97,86 @@ def for_model(
         begins: the messages begin a conversation; otherwise they continue one.
     """
     has_calls = any(m["role"] == "tool" or m.get("tool_calls") for m in messages)
-    if (tools or has_calls) and find_form(tokenizer) is _parse_fenced:
-        return rewrite(messages, tools if begins else ()), ()
+    form = find_form(tokenizer) if tools or has_calls else None
+    if form is not None and form.write is not None:
+        messages, tools = form.write(messages, tools, begins)
     return [*map(for_template, messages)], tools
+
+
+def _as_python(
+    messages: Sequence[Message], tools: Tools, begins: bool
+) -> tuple[list[Message], Tools]:
+    """Writes calls into the texts, because templates of LFM2 leave them out or do not quote."""
+    found = list[Message]()
+    for message in messages:
+        functions = [call["function"] for call in message.get("tool_calls") or ()]
+        calls = [(own["name"], as_object(own["arguments"]) or {}) for own in functions]
+        texts = (
+            f"{name}({', '.join(f'{key}={value!r}' for key, value in own.items())})"
+            for name, own in calls
+        )
+        text = f"<|tool_call_start|>[{', '.join(texts)}]<|tool_call_end|>" if calls else ""
+        plain = {key: value for key, value in message.items() if key != "tool_calls"}
+        found.append({**plain, "content": (message["content"] or "") + text})
+    return found, tools
+
+
+def _with_kimis_ids(
+    messages: Sequence[Message], tools: Tools, begins: bool
+) -> tuple[list[Message], Tools]:
+    """Puts the name of a function into the id of its call: templates of Kimi show nothing else."""
+    found, known = list[Message](), dict[str, str]()
+    for message in messages:
+        if calls := message.get("tool_calls"):
+            for call in calls:
+                known[call["id"]] = f"functions.{call['function']['name']}:{len(known)}"
+            message = {**message, "tool_calls": [{**c, "id": known[c["id"]]} for c in calls]}
+        if (old := message.get("tool_call_id")) is not None:
+            new = f"functions.{message.get('name', 'tool')}:0"
+            message = {**message, "tool_call_id": known.get(old, new)}
+        found.append(message)
+    return found, tools
+
+
+FORMS: dict[str, Form] = {
+    **forms.FORMS,
+    "lfm2": forms.FORMS["lfm2"]._replace(write=_as_python),
+    "kimi": forms.FORMS["kimi"]._replace(write=_with_kimis_ids),
+    "fenced": forms.FORMS["fenced"]._replace(write=fenced.write),
+}
+_PROBE = ToolCall("qxz", '{"a": "b"}')
 
 
 @functools.lru_cache(maxsize=8)
 def find_form(tokenizer: CallWriter) -> Form | None:
     """Finds the form in which a model writes calls: that of its chat template, or fenced blocks
-    where the template has no tools; None where the template's form is unknown."""
+    where the template has no tools; None where the template's form is unknown.
+
+    Raises:
+        BadInput: the setting names no form.
+    """
+    if tokenizer.calls != "auto":
+        return _named(tokenizer.calls)
     written = tokenizer.write_call("qxz", {"a": "b"})
     if written is None:
-        return _parse_fenced
-    forms, call = (
-        (functools.partial(_parse_json, x) for x in (_TAGGED, _BARE)),
-        ToolCall("qxz", '{"a": "b"}'),
-    )
-    return next((form for form in forms if form(written, ()) == ("", [call])), None)
+        return FORMS["fenced"]
+    if FORMS["fenced"].read(written, ())[1]:
+        return FORMS["fenced"]
+    found = (form for form in FORMS.values() if form.read(written, ())[1] == [_PROBE])
+    own = {*tokenizer.added.values()}
+    by_token = (form for form in FORMS.values() if form.token in own)
+    return next(found, None) or next(by_token, None)
+
+
+def _named(name: str) -> Form:
+    if name in FORMS:
+        return FORMS[name]
+    found = load_plugin(name, "--model.calls", ("auto", *FORMS), "FORM")
+    if not isinstance(found, Form):
+        raise BadInput(
+            f"--model.calls: expected {name} to be a marft_jax.tools.Form, got {found!r:.80}"
+        )
+    return found
 
 
 def check_form(tokenizer: CallWriter) -> None:
@@ -129,9 +186,10 @@ def check_form(tokenizer: CallWriter) -> None:
         BadInput: its chat template has tools, but another form of calls.
     """
     if find_form(tokenizer) is None:
+        written = tokenizer.write_call("qxz", {"a": "b"})
         raise BadInput(
-            "tools: the chat template of this model writes calls in a form that is not known; use "
-            "another base"
+            f"tools: expected a chat template that writes calls as one of {', '.join(FORMS)}, got "
+            f"{written!r:.100}; name a form by --model.calls, or use another base"
         )
 
 
@@ -144,13 +202,9 @@ def form_of_call(tool: Mapping[str, Any], tokenizer: CallWriter) -> tuple[str, A
     """
     function = tool["function"]
     name, own = function["name"], function.get("parameters") or {"properties": {}}
-    texts = [
-        tokenizer.write_call(name, _EXAMPLE, special=special)
-        or write_block(name, json.dumps(_EXAMPLE))
-        for special in (False, True)
-    ]
-    form, around = find_form(tokenizer), _EXAMPLE_TEXT.split(texts[1])
-    if form is None or form(texts[0], ()) != ("", [ToolCall(name, json.dumps(_EXAMPLE))]):
+    text = tokenizer.write_call(name, _EXAMPLE) or write_block(name, json.dumps(_EXAMPLE))
+    form, around = find_form(tokenizer), _EXAMPLE_TEXT.split(text)
+    if form is None or form.read(text, ())[1] != [ToolCall(name, json.dumps(_EXAMPLE))]:
         raise BadInput(
             f"tools: expected a name that a call of this model holds, got {name!r:.60}; rename it"
         )
@@ -165,75 +219,3 @@ def form_of_call(tool: Mapping[str, Any], tokenizer: CallWriter) -> tuple[str, A
 
 _EXAMPLE = {"qxz": "qxz"}
 _EXAMPLE_TEXT = re.compile(r'\{\s*"qxz"\s*:\s*"qxz"\s*\}')
-
-
-def _parse_json(opening: re.Pattern[str], text: str, tools: Tools) -> tuple[str, list[ToolCall]]:
-    """Calls as JSON behind an opening. A call ends with its JSON, whose texts may hold tags."""
-    names = {tool["function"]["name"] for tool in tools}
-    calls, spans, at = list[ToolCall](), list[tuple[int, int]](), 0
-    while part := opening.search(text, at):
-        start, at = part.span()
-        if part[0] == "</think>":  # so all before it was thought
-            calls, spans = [], []
-        with contextlib.suppress(ValueError):
-            while part[1] is not None:
-                value, end = foreign.load_first(text, at)
-                after = next(_AFTER.finditer(text, end))
-                found = map(_call, value if isinstance(value, list) else [value])
-                # JSON alone with a name, but neither a tool's nor with arguments, is an answer
-                own = [
-                    c for c in found if c and (part[1] or c.name in names or c.arguments != "{}")
-                ]
-                calls, spans = calls + own, spans + [(start, after.end())] * bool(own)
-                start = at = after.end()
-                if after[1]:
-                    break
-        at = max(at, part.start() + 1)
-    return (_without(text, spans), calls) if calls else (text, [])
-
-
-def _parse_fenced(text: str, tools: Tools) -> tuple[str, list[ToolCall]]:
-    """Blocks, see ``fenced``."""
-    blocks = _after_thinking(_FENCED, text)
-    own = {tool["function"]["name"]: only_text(tool["function"]) for tool in tools}
-    calls: list[ToolCall] = []
-    for block in blocks:
-        name, body = block[1], block[2].strip("\n")
-        given, parameter = _arguments(body), own.get(name)
-        if parameter is not None and (given is None or given.keys() != {parameter}):
-            given = {parameter: body}
-        arguments = body if given is None else json.dumps(given, ensure_ascii=False)
-        calls.append(ToolCall(name, arguments))
-    return (_without(text, [b.span() for b in blocks]), calls) if calls else (text, [])
-
-
-def _after_thinking(pattern: re.Pattern[str], text: str) -> list[re.Match[str]]:
-    """Finds the calls behind all thinking."""
-    parts = list(pattern.finditer(text))
-    begins = max((part.end() for part in parts if part[0] == "</think>"), default=0)
-    return [part for part in parts if part[1] is not None and part.start() >= begins]
-
-
-def _without(text: str, spans: Sequence[tuple[int, int]]) -> str:
-    for start, end in reversed(spans):
-        text = text[:start] + text[end:]
-    return text.strip()
-
-
-def _call(found: Any) -> ToolCall | None:
-    name = found.get("name") if isinstance(found, dict) else None
-    if not isinstance(name, str):
-        return None
-    given = found.get("arguments")
-    arguments = _arguments(found.get("parameters") if given is None else given)
-    return None if arguments is None else ToolCall(name, json.dumps(arguments, ensure_ascii=False))
-
-
-def _arguments(given: Any) -> dict[str, Any] | None:
-    """Arguments of a call, an object or its JSON text; empty if absent, None for anything else."""
-    if given is None or isinstance(given, str) and given.strip() in ("", "null"):
-        return {}
-    with contextlib.suppress(ValueError):
-        while isinstance(given, str):
-            given = foreign.loads(given, strict=False)
-    return given if isinstance(given, dict) else None

@@ -15,19 +15,16 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-Message = Mapping[str, Any]
-"""A message of a conversation, as ``models.tokenizers`` has it."""
-Tools = Sequence[Mapping[str, Any]]
-"""Definitions of tools, as in OpenAI's API."""
+from marft_jax.tools.forms import Message, Tools, only_text
 
 _BEGINNING = "To call a tool, write a block like these; then read its answer."
 
 
-def rewrite(messages: Sequence[Message], tools: Tools) -> list[Message]:
+def write(messages: Sequence[Message], tools: Tools, begins: bool) -> tuple[list[Message], Tools]:
     """Writes a conversation with tools as a conversation of plain texts.
 
     Args:
-        tools: described in its system message; none where an earlier part of it does so.
+        begins: its system message describes the tools; otherwise an earlier part does so.
     """
     found = list[Message]()
     for is_answer, group in itertools.groupby(messages, lambda m: m["role"] == "tool"):
@@ -36,17 +33,10 @@ def rewrite(messages: Sequence[Message], tools: Tools) -> list[Message]:
             found.append({"role": "user", "content": "\n".join(lines)})
         else:
             found += map(_with_blocks, group)
-    if tools:
+    if tools and begins:
         first = found.pop(0)["content"] + "\n\n" if found[0]["role"] == "system" else ""
         found.insert(0, {"role": "system", "content": first + _description(tools)})
-    return found
-
-
-def only_text(function: Mapping[str, Any]) -> str | None:
-    """Returns the name of a tool's only parameter if that is a text; else None."""
-    properties: Mapping[str, Any] = (function.get("parameters") or {}).get("properties") or {}
-    texts = [name for name, schema in properties.items() if schema.get("type") == "string"]
-    return texts[0] if texts and len(properties) == 1 else None
+    return found, ()
 
 
 def _with_blocks(message: Message) -> Message:

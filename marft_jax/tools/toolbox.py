@@ -20,7 +20,8 @@ from marft_jax.errors import BadInput, described, one_line, place
 from marft_jax.formats import foreign
 from marft_jax.plugins import extras_of, load_extra, load_function, text_of
 from marft_jax.tools.calculator import calculator
-from marft_jax.tools.calls import Message, ToolCall, with_ids
+from marft_jax.tools.calls import with_ids
+from marft_jax.tools.forms import Message, ToolCall
 from marft_jax.tools.tool import (
     Call,
     Options,

@@ -11,6 +11,12 @@ from marft_jax.models.tokenizers.tokenizer import ByteTokenizer
 from marft_jax.tools import find_calls, for_model
 
 ADD = [{"type": "function", "function": {"name": "add", "description": "", "parameters": {}}}]
+
+
+def found_in(text, tools, tokenizer):
+    return find_calls(tokenizer.encode(text), tools, tokenizer)
+
+
 CALL = '{"name": "add", "arguments": {"a": 1}}'
 
 
@@ -36,7 +42,7 @@ CALL = '{"name": "add", "arguments": {"a": 1}}'
     ],
 )
 def test_calls_are_found_in_the_form_of_the_template(template, text, content, calls):
-    found = find_calls(text, ADD, with_template(template))
+    found = found_in(text, ADD, with_template(template))
     assert (found[0], [call.name for call in found[1]]) == (content, calls)
     assert all(json.loads(call.arguments) == {"a": 1} for call in found[1])
 
@@ -68,7 +74,7 @@ NO_ARGUMENTS = (
 def test_arguments_may_be_absent_or_a_text(template, given, read):
     call = f'{{"name": "add"{given}}}'
     call = f"<tool_call>{call}</tool_call>" if template == TAGGED else call
-    content, calls = find_calls(call, ADD, with_template(template))
+    content, calls = found_in(call, ADD, with_template(template))
     assert [json.loads(one.arguments) for one in calls] == ([] if read is None else [read])
     assert content == (call if read is None else "")
 
@@ -114,7 +120,7 @@ def test_a_call_ends_with_its_json_whatever_its_texts_hold(
     own = written(held)
     if raw:  # control characters as they are
         own = own.replace("\\n", "\n").replace("\\t", "\t").replace("\\r", "\r")
-    found, calls = find_calls(form.replace("{}", own), ADD, with_template(template))
+    found, calls = found_in(form.replace("{}", own), ADD, with_template(template))
     assert len(calls) == number and (content is None or found == content)
     assert {"a": held} in [json.loads(call.arguments) for call in calls]
 
@@ -153,7 +159,7 @@ BROKEN = '<tool_call>{"name": "add", "arguments": {"a": }}</tool_call>'
     ],
 )
 def test_a_broken_call_costs_itself_alone(template, text, content, number):
-    found, calls = find_calls(text, ADD, with_template(template))
+    found, calls = found_in(text, ADD, with_template(template))
     assert (found, [json.loads(call.arguments) for call in calls]) == (content, [{"a": 1}] * number)
 
 
@@ -171,7 +177,7 @@ def test_a_broken_call_costs_itself_alone(template, text, content, number):
 def test_the_arguments_of_a_call_are_json_that_any_client_takes(template, arguments, read):
     call = f'{{"name": "add", "arguments": {arguments}}}'
     text = f"<tool_call>{call}</tool_call>" if template == TAGGED else call
-    _, [own] = find_calls(text, ADD, with_template(template))
+    _, [own] = found_in(text, ADD, with_template(template))
     assert json.loads(own.arguments.encode()) == read
 
 
@@ -195,16 +201,16 @@ QUOTED = TAG.replace("1", '"<think>"')
     ],
 )
 def test_what_is_thought_is_no_call(text, content, number):
-    found = find_calls(text, ADD, with_template(TAGGED))
+    found = found_in(text, ADD, with_template(TAGGED))
     assert len(found[1]) == number
     assert content is None and (number or found[0] == text) or found[0] == content
 
 
 def test_json_behind_thinking_is_a_call(monkeypatch):
     tokenizer = with_template(BARE)
-    content, calls = find_calls(f"<think>{CALL}?</think>\n{CALL}", ADD, tokenizer)
+    content, calls = found_in(f"<think>{CALL}?</think>\n{CALL}", ADD, tokenizer)
     assert (content, len(calls)) == (f"<think>{CALL}?</think>", 1)
-    assert find_calls(f"<think>{CALL}</think>", ADD, tokenizer)[1] == []
+    assert found_in(f"<think>{CALL}</think>", ADD, tokenizer)[1] == []
 
 
 def function(name, **properties):
@@ -232,7 +238,7 @@ TOOLS = [function("say", text={"type": "string"}), function("add", a={"type": "i
     ],
 )
 def test_a_template_without_tools_has_calls_as_fenced_blocks(text, content, calls):
-    found = find_calls(text, TOOLS, ByteTokenizer())
+    found = found_in(text, TOOLS, ByteTokenizer())
     assert found == (text if content is None else content, calls)
 
 

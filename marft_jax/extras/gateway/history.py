@@ -19,6 +19,7 @@ from marft_jax.extras.gateway.errors import ApiError
 from marft_jax.extras.gateway.protocol import Call, Choice
 from marft_jax.models.tokenizers.tokenizer import Message, Tokenizer
 from marft_jax.plugins import load_extra
+from marft_jax.sampling.stops import cut
 from marft_jax.team.prompts import Team
 from marft_jax.tools import check_form, find_calls, for_model, form_of_call, with_ids
 from marft_jax.types import Act, Sampling, Turn
@@ -75,13 +76,17 @@ def form_of(team: Team, agent: int, call: Call) -> str:
 
 
 def split_calls(
-    tokenizer: Tokenizer, call: Call, text: str, prefix: str
+    tokenizer: Tokenizer, call: Call, ids: np.ndarray, text: str, prefix: str
 ) -> tuple[str, tuple[Message, ...]]:
-    """What an answer says beside its calls of tools, and these."""
+    """What an answer says beside its calls of tools, and these.
+
+    Args:
+        text: of the ids, up to a stop text.
+    """
     names = [tool["function"]["name"] for tool in call.tools]
-    content, calls = find_calls(text, call.tools, tokenizer)
+    content, calls = find_calls(ids.tolist(), call.tools, tokenizer)
     known = [own for own in calls if own.name in names]  # a client cannot answer others
-    return (content, with_ids(known, prefix)) if known else (text, ())
+    return (cut(content, call.stop)[0], with_ids(known, prefix)) if known else (text, ())
 
 
 def sampling_of(team: Team, call: Call, agent: int, prompt: int = 0) -> Sampling:
@@ -135,7 +140,7 @@ class History:
         choices: list[Choice] = []
         for turn in turns:
             tokenizer = self._team.tokenizers[turn.agent]
-            text, calls = split_calls(tokenizer, call, turn.text, f"c{turn.index:04d}")
+            text, calls = split_calls(tokenizer, call, turn.action, turn.text, f"c{turn.index:04d}")
             sampled = turn.action, turn.logprobs, turn.truncated, turn.prompt
             choice = Choice(text, *sampled, tokenizer.decode, calls=calls)
             choices.append(choice)

@@ -155,7 +155,7 @@ def _choice(
 ) -> Choice:
     ids, logprobs, why, *_ = completion
     text = text_of(ids.tolist(), stop, tokenizer.decode).rstrip("\ufffd")  # half a character
-    text, calls = split_calls(tokenizer, call, text, secrets.token_hex(3)[:5])
+    text, calls = split_calls(tokenizer, call, ids, text, secrets.token_hex(3)[:5])
     return Choice(text, ids, logprobs, why == "length", prompt, tokenizer.decode, calls=calls)
 
 

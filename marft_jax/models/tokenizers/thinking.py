@@ -7,8 +7,7 @@ answer, all other channels are thinking. Texts leave the heads out.
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from marft_jax.types import without_thinking
@@ -36,12 +35,15 @@ def for_template(message: Mapping[str, Any], marks: Mapping[int, str]) -> dict[s
     return dict(message)
 
 
-def show(ids: Iterable[int], marks: Mapping[int, str], decode: Callable[[list[int]], str]) -> str:
-    """Text of ids. It is a beginning of the text of these and further ids."""
+def show(parts: Iterable[tuple[str | None, str]]) -> str:
+    """Text of a sequence of marks and texts. It is a beginning of the text of a longer sequence.
+
+    Args:
+        parts: what a mark does, or None and a text.
+    """
     text, head, in_head, thinks = "", "", False, False  # head and thought that are still open
-    for mark, run in itertools.groupby(ids, marks.get):
+    for mark, own in parts:
         if mark is None:
-            own = decode([*run])
             head, text = (head + own, text) if in_head else (head, text + own)
         elif mark in (OPENS, CLOSES):
             text += mark

@@ -10,6 +10,7 @@ import datetime
 import itertools
 import json
 import os
+import re
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -33,7 +34,7 @@ FALLBACK_TEMPLATE = (
 )
 """For models that come without a chat template."""
 
-_PROBE = "qxz"
+_PROBE, _LAST = "qxz", "qxz-zxq"
 
 
 class Tokenizer:
@@ -55,6 +56,8 @@ class Tokenizer:
             the tokenizer's own.
         pad_id: fills rows; may equal an eos id.
         marks: special tokens around a model's thinking, see ``thinking``.
+        added: tokens at which a text is split before all else, most of them special.
+        calls: form of its calls of tools, see ``tools.calls.find_form``.
         started: whose date a template shows that asks for one, in seconds since 1970.
 
     Raises:
@@ -80,8 +83,12 @@ class Tokenizer:
         self.tokens = frozenset[int](known)
         self.vocab_size: int = max(self.tokens, default=-1) + 1
         added: Mapping[int, Any] = tokenizer.added_tokens_decoder
+        self.calls, self.added = "auto", {i: str(token) for i, token in added.items()}
         special = {i: str(token) for i, token in added.items() if token.special}
         self.marks: dict[int, str] = thinking.marks_of(special)
+        self._special = _any_of(special.values())
+        self._alike = _any_of(token for token in self.added.values() if len(token) > 1)
+        self._does = {token: self.marks.get(i, "") for i, token in special.items()}
         try:
             self._fold_system = not self._takes_system()
             end = self._end_of_turn()
@@ -113,12 +120,39 @@ class Tokenizer:
         """Text of ``ids``, without special and eos tokens unless they are asked for."""
         kept = [int(i) for i in ids if special or i not in self.eos_ids]
 
-        def text(part: Iterable[int]) -> str:
-            return self._tokenizer.decode(
-                [*part], skip_special_tokens=not special, clean_up_tokenization_spaces=False
-            )
+        if special:
+            return self._plain(kept, special=True)
+        runs = ((mark, [*run]) for mark, run in itertools.groupby(kept, self.marks.get))
+        return thinking.show(
+            (mark, self._plain(own)) if mark is None else (mark, "") for mark, own in runs
+        )
 
-        return text(kept) if special else thinking.show(kept, self.marks, text)
+    def _plain(self, ids: Sequence[int], *, special: bool = False) -> str:
+        return self._tokenizer.decode(
+            [*ids], skip_special_tokens=not special, clean_up_tokenization_spaces=False
+        )
+
+    def spell(self, ids: Sequence[int], mark: str) -> str:
+        """Text of sampled ids without the end of a turn, in which all other special tokens stand.
+
+        Args:
+            mark: stands behind the first character of what is spelled like a token of ``added``,
+                but was sampled as other tokens.
+        """
+        kept, text = [int(i) for i in ids if i not in self.eos_ids], ""
+        for token, run in itertools.groupby(kept, self.added.get):
+            own = [*run]
+            plain = self._plain(own) if token is None else ""
+            text += self._alike.sub(lambda found: found[0][0] + mark + found[0][1:], plain)
+            text += (token or "") * len(own)
+        return text
+
+    def show(self, text: str, mark: str) -> str:
+        """Returns what ``decode`` gives of the ids of a spelled text."""
+        parts = self._special.split(text)  # every second one is a special token
+        does = [self._does.get(part, "") if n % 2 else None for n, part in enumerate(parts)]
+        shown = zip(does, parts, strict=True)
+        return thinking.show(one for one in shown if one[0] != "").replace(mark, "").strip()
 
     def extends(self, other: Tokenizer, rows: int) -> bool:
         """True where every token of another tokenizer has the same id here, below ``rows``."""
@@ -134,16 +168,10 @@ class Tokenizer:
         """Conversation as a prompt for the assistant's next message, who may call tools."""
         return self.encode(self._render(messages, tools=tools))
 
-    def write_call(
-        self, name: str, arguments: Mapping[str, Any], *, special: bool = False
-    ) -> str | None:
-        """Text in which an assistant calls a tool; None where the template has no tools.
-
-        Args:
-            special: with the special tokens that are part of the call.
-        """
-        function = {"name": name, "arguments": arguments}
-        call = {"id": "call00000", "type": "function", "function": function}
+    def write_call(self, name: str, arguments: Mapping[str, Any]) -> str | None:
+        """Text in which an assistant calls a tool, with the special tokens of the call; None where
+        the template has no tools."""
+        call = _call(name, "call00000", arguments)
         parameters = {"type": "object", "properties": {}}
         tool = {"type": "function", "function": {"name": name, "description": name}}
         tool["function"]["parameters"] = parameters
@@ -159,7 +187,7 @@ class Tokenizer:
             return None
         ids = self.encode(after[len(before) :])
         own = itertools.takewhile(lambda i: i not in self.eos_ids, ids)
-        return self.decode([*own], special=special).strip()
+        return self.decode([*own], special=True).strip()
 
     def opening(self, messages: Sequence[Message]) -> tuple[list[int], list[int]]:
         """``chat`` in two pieces: the conversation, and what opens the assistant's message."""
@@ -177,13 +205,34 @@ class Tokenizer:
             after_action: the ids end with an assistant's message and its end-of-turn token; else
                 with another user's message.
         """
-        messages = [_message("user", "a"), _message("assistant", _PROBE), *new]
-        _, probe, after = self._render(messages, tools=tools).partition(_PROBE)
-        self._check_continues(bool(probe) and all(_is_in(after, m["content"]) for m in new))
-        ids = self.encode(after.lstrip(" "))
-        ids = ids[1:] if ids[0] in {*self.eos_ids, *self.marks} else ids
+        told = _message("assistant", _PROBE)
+        ids = self._behind_calls(new, tools)
+        if ids is None:
+            messages = [_message("user", "a"), told, *new]
+            _, probe, after = self._render(messages, tools=tools).partition(_PROBE)
+            self._check_continues(bool(probe) and all(_is_in(after, m["content"]) for m in new))
+            ids = self.encode(after.lstrip(" "))
+            ids = ids[1:] if ids[0] in {*self.eos_ids, *self.marks} else ids
         newline = self.encode("\n")
         return ids[len(newline) :] if not after_action and ids[: len(newline)] == newline else ids
+
+    def _behind_calls(self, new: Sequence[Message], tools: Tools) -> list[int] | None:
+        """Ids behind the calls that messages of the role ``tool`` answer; None without them, or
+        where the template does not end an assistant's message with calls by an eos token."""
+        answers = [message for message in new if message["role"] == "tool"]
+        calls = [_call(m.get("name", _PROBE), m.get("tool_call_id", _PROBE), {}) for m in answers]
+        calls[-1:] = [_call(c["function"]["name"], c["id"], {_PROBE: _LAST}) for c in calls[-1:]]
+        told = {**_message("assistant", ""), "tool_calls": calls}
+        try:
+            text = self._render([_message("user", "a"), told, *new], tools=tools) if calls else ""
+        except Exception:  # as below
+            return None
+        _, last, after = text.partition(_LAST)
+        ids = self.encode(after)
+        end = next((n for n, i in enumerate(ids) if i in self.eos_ids), None)
+        if not last or end is None or not all(_is_in(after, m["content"]) for m in new):
+            return None
+        return ids[end + 1 :]
 
     def _check_continues(self, continues: bool) -> None:
         if not continues:
@@ -321,6 +370,15 @@ def _fold_system(messages: list[dict[str, str]]) -> list[dict[str, str]]:
     if system and others and others[0]["role"] == "user":
         return [_message("user", f"{system}\n\n{others[0]['content']}"), *others[1:]]
     return [_message("user", system), *others] if system else others
+
+
+def _call(name: str, key: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    return {"id": key, "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def _any_of(tokens: Iterable[str]) -> re.Pattern[str]:
+    longest = sorted(tokens, key=len, reverse=True)
+    return re.compile(f"({'|'.join(map(re.escape, longest)) or '(?!)'})")
 
 
 def _is_in(text: str, content: str) -> bool:

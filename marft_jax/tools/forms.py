@@ -1,0 +1,421 @@
+"""The forms in which families of models write calls of tools.
+
+A form reads a text whose special tokens are spelled out. Where other tokens spell what looks like a
+special token, the text has ``BROKEN`` behind the first character, so that no pattern matches. This
+file imports nothing of the package: an exported team has a copy.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import functools
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+BROKEN = "\ud800"  # a lone surrogate: no decoded text has one
+Message = Mapping[str, Any]
+"""A message of a conversation, as ``models.tokenizers`` has it."""
+Tools = Sequence[Mapping[str, Any]]
+"""Definitions of tools, as in OpenAI's API."""
+_DEEPEST = 64  # levels of nested arguments
+
+
+class ToolCall(NamedTuple):
+    """A call of a tool; ``arguments`` is a JSON object as text, if the model wrote one."""
+
+    name: str
+    arguments: str
+
+
+Read = Callable[[str, Tools], tuple[str, list[ToolCall]]]
+"""Finds the calls in a text; returns the text without its calls, and the calls."""
+Write = Callable[[Sequence[Message], Tools, bool], tuple[list[Message], Tools]]
+"""Rewrites a conversation and its tools for a chat template that does not write them itself. The
+last argument is true if the messages begin the conversation."""
+
+
+class Form(NamedTuple):
+    """A form of calls.
+
+    Attributes:
+        read: finds the calls in a text.
+        write: None where the model's chat template writes calls and tools.
+        token: a model with this token has the form if its chat template writes no calls.
+    """
+
+    read: Read
+    write: Write | None = None
+    token: str = ""
+
+
+class _Syntax(NamedTuple):
+    """How calls are marked: patterns of what opens and what follows a call, and the thoughts."""
+
+    opens: str
+    parse: Callable[[str, int, re.Match[str], Mapping[str, Any]], tuple[list[ToolCall], int]]
+    closes: str = r"\s*"
+    thinks: tuple[str, str] = ("<think>", "</think>")
+    several: bool = False  # more calls may follow until the pattern ``closes`` finds its group
+
+    @property
+    def thinking(self) -> str:
+        """Pattern of a thought, or of the end of a thought that the prompt opened."""
+        opens, closes = map(re.escape, self.thinks)
+        return rf"{opens}.*?(?:{closes}|\Z)|(?P<thought>{closes})"
+
+
+def read_calls(syntax: _Syntax, text: str, tools: Tools) -> tuple[str, list[ToolCall]]:
+    """Reads calls behind marks. A broken call stays text and costs no other call."""
+    known = {t["function"]["name"]: t["function"].get("parameters") or {} for t in tools}
+    opening = re.compile(rf"{syntax.thinking}|(?P<call>{syntax.opens})", re.DOTALL)
+    after, calls, spans, at = re.compile(syntax.closes), list[ToolCall](), [(0, 0)][:0], 0
+    while part := opening.search(text, at):
+        start, at = part.span()
+        if part["thought"]:  # so all before it was thought
+            calls, spans = [], []
+        with contextlib.suppress(ValueError, SyntaxError, RecursionError, MemoryError):
+            while part["call"] is not None:
+                own, end = syntax.parse(text, at, part, known)
+                closed = next(after.finditer(text, end))
+                calls, spans = calls + own, spans + [(start, closed.end())] * bool(own)
+                start = at = closed.end()
+                if not syntax.several or closed[1]:
+                    break
+        at = max(at, part.start() + 1)
+    if not calls:
+        return text, []
+    for start, end in reversed(spans):
+        text = text[:start] + text[end:]
+    return text.strip(), calls
+
+
+def _json(
+    text: str, at: int, part: re.Match[str], known: Mapping[str, Any]
+) -> tuple[list[ToolCall], int]:
+    """Calls as JSON, which ends them: its texts may hold tags and line breaks. Where the opening
+    has the name, the JSON is the arguments."""
+    try:
+        value, end = _DECODER.raw_decode(text, at)
+    except ValueError:  # the list may be cut off behind its first calls
+        value, end = _DECODER.raw_decode(text, at + 1 if text[at : at + 1] == "[" else at)
+    _check_depth(value)
+    if named := part.groupdict().get("name"):
+        value = {"name": named, "arguments": value}
+    found = [_call(one) for one in (value if isinstance(value, list) else [value])]
+    # JSON without a mark that has a name, but neither a tool's nor with arguments, is an answer
+    marked = part.groupdict().get("mark", True)
+    return [c for c in found if c and (marked or c.name in known or c.arguments != "{}")], end
+
+
+_DECODER = json.JSONDecoder(strict=False, parse_constant=str)  # NaN is no JSON: a text
+
+
+def _call(found: Any) -> ToolCall | None:
+    name = found.get("name") if isinstance(found, dict) else None
+    if not isinstance(name, str):
+        return None
+    given = found.get("arguments")
+    arguments = as_object(found.get("parameters") if given is None else given)
+    return None if arguments is None else _written(name, arguments)
+
+
+def _written(name: str, arguments: Mapping[str, Any]) -> ToolCall:
+    return ToolCall(name, json.dumps(arguments, ensure_ascii=False, allow_nan=False))
+
+
+def as_object(given: Any) -> dict[str, Any] | None:
+    """Arguments of a call, an object or its JSON text; empty if absent, None for anything else."""
+    if given is None or isinstance(given, str) and given.strip() in ("", "null"):
+        return {}
+    with contextlib.suppress(ValueError, RecursionError):
+        while isinstance(given, str):
+            given = json.loads(given, strict=False, parse_constant=str)
+            _check_depth(given)
+    return given if isinstance(given, dict) else None
+
+
+def _check_depth(value: Any, left: int = _DEEPEST) -> None:
+    if isinstance(value, (list, dict)):
+        if not left:
+            raise ValueError(f"nested more than {_DEEPEST} deep")
+        for item in value.values() if isinstance(value, dict) else value:
+            _check_depth(item, left - 1)
+
+
+class _Tags(NamedTuple):
+    """Patterns of parameters as tags."""
+
+    opens: re.Pattern[str]  # whose group is the name
+    closes: re.Pattern[str]
+    last: re.Pattern[str]  # what stands behind the last parameter
+    around: re.Pattern[str]  # borders of calls, which no value crosses
+
+
+def _tagged(
+    tags: _Tags, text: str, at: int, part: re.Match[str], known: Mapping[str, Any]
+) -> tuple[list[ToolCall], int]:
+    """A call whose arguments stand between tags. A value ends at a closing tag behind which the
+    next parameter of the tool, or the end of the call, follows."""
+    name = part["name"].strip()
+    own, values = known.get(name, {}).get("properties") or {}, dict[str, Any]()
+    while opened := tags.opens.match(text, at):
+        border = tags.around.search(text, opened.end())
+        for closed in tags.closes.finditer(
+            text, opened.end(), border.start() if border else len(text)
+        ):
+            follows = tags.opens.match(text, closed.end())
+            if follows and (not own or follows[1] in own) or tags.last.match(text, closed.end()):
+                break
+        else:
+            raise ValueError("a value that does not end")
+        values[opened[1]] = _typed(text[opened.end() : closed.start()], own.get(opened[1]))
+        at = closed.end()
+    if (last := tags.last.match(text, at)) is None:
+        raise ValueError("a call that does not end")
+    return [_written(name, values)], last.end()
+
+
+_KINDS = {bool: "boolean", int: "integer", float: "number", dict: "object", list: "array"}
+
+
+def _typed(text: str, schema: Any) -> Any:
+    """Value of a parameter that is written without quotes, by its JSON schema."""
+    kinds = {*_kinds(schema)}
+    if kinds == {"string"}:
+        return text
+    value: Any = {"True": True, "False": False, "None": None}.get(text.strip(), text)
+    if value is text:
+        with contextlib.suppress(ValueError, RecursionError):
+            value = json.loads(text, strict=False, parse_constant=str)
+            _check_depth(value)
+    kind = "null" if value is None else _KINDS.get(type(value), "string")
+    fits = {kind, "number" if kind == "integer" else kind} & kinds
+    return text if "string" in kinds and not fits else value
+
+
+def _kinds(schema: Any) -> Iterator[str]:
+    """Types that a JSON schema allows; none where it does not say."""
+    if isinstance(schema, Mapping):
+        own = schema.get("type")
+        yield from [own] if isinstance(own, str) else own or []
+        if own is None and all(isinstance(v, str) for v in schema.get("enum") or [0]):
+            yield "string"
+        for branch in (*(schema.get("anyOf") or ()), *(schema.get("oneOf") or ())):
+            yield from _kinds(branch)
+
+
+def _gemma(
+    text: str, at: int, part: re.Match[str], known: Mapping[str, Any]
+) -> tuple[list[ToolCall], int]:
+    """Arguments as of Gemma 4: JSON whose keys have no quotes and whose texts have a token."""
+    out, depth = "", 0
+    while token := _GEMMA.match(text, at):
+        (quoted, mark, other), at = token.groups(), token.end()
+        if mark:
+            out, depth = out + mark, depth + (mark in "{[") - (mark in "}]")
+            if not depth:
+                return [_written(part["name"], _object(out))], at
+        elif quoted is not None or text[at : at + 1] == ":":
+            out += json.dumps(other.strip() if quoted is None else quoted)
+        else:
+            other = _JSON_WORDS.get(other.strip(), other.strip())
+            out += other if _LITERAL.fullmatch(other) else json.dumps(other)
+    raise ValueError("arguments that do not end")
+
+
+def _object(text: str) -> dict[str, Any]:
+    if (found := as_object(text)) is None:
+        raise ValueError("no arguments")
+    return found
+
+
+_GEMMA = re.compile(
+    r'<\|"\|>((?:(?!<\|tool_call>|<tool_call\|>).)*?)<\|"\|>|([{}\[\],:])|((?:"(?:\\.|[^"\\])*"|(?!<\|"\|>)[^{}\[\],:])+)',
+    re.DOTALL,
+)
+_JSON_WORDS = {"None": "null", "True": "true", "False": "false"}
+_LITERAL = re.compile(r'|true|false|null|"(?:\\.|[^"\\])*"|-?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?')
+
+
+def _python(
+    text: str, at: int, part: re.Match[str], known: Mapping[str, Any]
+) -> tuple[list[ToolCall], int]:
+    """Calls as Python: ``[add(a=1, b="x")]``, or one in each line. A broken one is a wrong call."""
+    if _JSON_LIST.match(text, at):
+        return _json(text, at, part, known)
+    pieces, depth, end = [""], 0, len(text)
+    listed = text[at:].lstrip().startswith("[")
+    for token in _PYTHON.finditer(text, at):
+        quoted, closes, other = token.groups()
+        if closes:
+            end = token.start()
+            break
+        if quoted:
+            quoted = quoted.replace(BROKEN, "").replace("\r", "\\r").replace("\n", "\\n")
+        else:
+            depth += (other in "([{") - (other in ")]}")
+        if other in _SPLITS and depth <= listed:
+            pieces.append("")
+        else:
+            pieces[-1] += quoted or other
+    if listed:
+        pieces[0] = pieces[0].strip()[1:]
+        pieces[-1] = pieces[-1].strip().removesuffix("]")
+    found = (_python_call(piece.strip()) for piece in pieces)
+    if not (calls := [call for call in found if call]):
+        raise ValueError("no call")
+    return calls, end
+
+
+def _python_call(text: str) -> ToolCall | None:
+    with contextlib.suppress(SyntaxError, RecursionError, MemoryError, ValueError):
+        match ast.parse(text, mode="eval").body:
+            case ast.Call(func=func, args=[], keywords=words):
+                own = {str(word.arg): _value(word.value) for word in words}
+                return _written(ast.unparse(func), own)
+    name = re.match(r"[\w.-]+(?=\()", text)
+    return name and ToolCall(name[0], text)
+
+
+_JSON_LIST = re.compile(r"\s*\[?\s*\{")
+_SPLITS = (",", "\n")  # of calls
+_PYTHON = re.compile(
+    r"""('(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*")"""
+    r"|(<\|tool_call_end\|>|</function_calls>|<\|python_end\|>)|(.)",
+    re.DOTALL,
+)
+_WORDS = {"true": True, "false": False, "null": None, "NaN": "NaN", "Infinity": "Infinity"}
+
+
+def _value(node: ast.expr) -> Any:
+    """Value of a Python or JSON literal."""
+    match node:
+        case ast.Constant(value=str() | int() | float() | None as value):
+            return value
+        case ast.Name(id=name) if name in _WORDS:
+            return _WORDS[name]
+        case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float() as value)):
+            return -value
+        case ast.List(elts=items) | ast.Tuple(elts=items):
+            return [_value(item) for item in items]
+        case ast.Dict(keys=keys, values=values) if None not in keys:
+            pairs = zip(keys, values, strict=True)
+            return {str(_value(key)): _value(value) for key, value in pairs if key is not None}
+    raise ValueError(f"expected a value, got {ast.unparse(node)}")
+
+
+def read_fenced(text: str, tools: Tools) -> tuple[str, list[ToolCall]]:
+    """Reads fenced blocks, see ``fenced``."""
+    parts = list(_FENCED.finditer(text))
+    begins = max((part.end() for part in parts if part[0] == "</think>"), default=0)
+    blocks = [part for part in parts if part[1] is not None and part.start() >= begins]
+    own = {tool["function"]["name"]: only_text(tool["function"]) for tool in tools}
+    calls: list[ToolCall] = []
+    for block in blocks:
+        name, body = block[1], block[2].strip("\n")
+        given, parameter = as_object(body), own.get(name)
+        if parameter is not None and (given is None or given.keys() != {parameter}):
+            given = {parameter: body}
+        calls.append(ToolCall(name, body) if given is None else _written(name, given))
+    for block in reversed(blocks):
+        text = text[: block.start()] + text[block.end() :]
+    return (text.strip() if calls else text), calls
+
+
+_FENCED = re.compile(
+    r"<think>.*?(?:</think>|\Z)|</think>"
+    r"|^```call[ \t]+([^\s`]+)[ \t]*\n(.*?)^```[ \t]*$",
+    re.DOTALL | re.MULTILINE,
+)
+
+
+def only_text(function: Mapping[str, Any]) -> str | None:
+    """Returns the name of a tool's only parameter if that is a text; else None."""
+    properties: Mapping[str, Any] = (function.get("parameters") or {}).get("properties") or {}
+    texts = [name for name, own in properties.items() if {*_kinds(own)} == {"string"}]
+    return texts[0] if texts and len(properties) == 1 else None
+
+
+def _xml(name: str, opens: str, last: str, close: str, parameter: str, closes: str) -> Form:
+    """Calls as tags.
+
+    Args:
+        name, last: open and end a call.
+        opens, close: tags around all calls.
+        parameter, closes: around a value.
+    """
+    after = rf"\s*(?:{last}(?=\s*(?:<(?!{BROKEN})|\Z))|(?={close})|\Z)"
+    patterns = rf"\s*{parameter}", closes, after, f"{opens}|{close}"
+    tags = _Tags(*map(re.compile, patterns))
+    parse = functools.partial(_tagged, tags)
+    return _form(rf"(?:{opens}\s*)?{name}", parse, rf"\s*(?:{close}\s*)?")
+
+
+def _form(opens: str, parse: Any, closes: str, token: str = "", **more: Any) -> Form:
+    return Form(functools.partial(read_calls, _Syntax(opens, parse, closes, **more)), token=token)
+
+
+_NAME = r"(?P<name>[^\s<>{}\[\]:\"|]+)"
+_BLOCK = r"\s*(?:```\w*\s*)?"
+_REST = r"[\s,;}\]`]*(</tool_call>)?"  # some models write a bracket too many
+_HEAD = r"(?:(?!<\|(?:start|message|end)\|>).)*"
+
+FORMS = {
+    "hermes": _form(rf"(?:<tool_call>|<\|tool_call\|>){_BLOCK}", _json, _REST, several=True),
+    "json": _form(
+        rf"(?:\A|(?<=</think>)|(?<=\[/THINK\]))\s*(?P<mark>\[TOOL_CALLS\]|<\|python_tag\|>|)"
+        rf"{_BLOCK}(?=[\[{{])", _json, _REST, several=True,
+    ),
+    "mistral": _form(
+        rf"\[TOOL_CALLS\]\s*{_NAME}(?:\[CALL_ID\]\w*)?(?:\[ARGS\])?\s*(?=\{{)", _json, r"\s*",
+        thinks=("[THINK]", "[/THINK]"),
+    ),
+    "qwen": _xml(
+        rf"<function={_NAME}>", "<tool_call>", "</function>", "</tool_call>",
+        r"<parameter=([^>\n]+)>\n?", r"\n?</parameter>",
+    ),
+    "glm": _xml(
+        rf"<tool_call>\s*{_NAME}\s*", "<tool_call>", "(?!)", "</tool_call>",
+        r"<arg_key>(.*?)</arg_key>\s*<arg_value>", "</arg_value>",
+    ),
+    "minimax": _xml(
+        r'<invoke name="(?P<name>[^"\n]+)">', "<minimax:tool_call>", "</invoke>",
+        "</minimax:tool_call>", r'<parameter name="([^"\n]+)">', "</parameter>",
+    ),
+    "dsml": _xml(
+        r'<｜DSML｜invoke name="(?P<name>[^"\n]+)">', "<｜DSML｜(?:function|tool)_calls>",
+        "</｜DSML｜invoke>", "</｜DSML｜(?:function|tool)_calls>",
+        r'<｜DSML｜parameter name="([^"\n]+)"(?: string="\w+")?>', "</｜DSML｜parameter>",
+    ),
+    "deepseek": _form(
+        rf"(?:<｜tool▁calls▁begin｜>\s*)?<｜tool▁call▁begin｜>(?:function<｜tool▁sep｜>)?{_NAME}"
+        r"(?:<｜tool▁sep｜>|\n```json\n)\s*(?:```json\n)?", _json,
+        r"\s*(?:```)?\s*(?:<｜tool▁call▁end｜>)?\s*(?:<｜tool▁calls▁end｜>)?",
+    ),
+    "kimi": _form(
+        rf"(?:<\|tool_calls_section_begin\|>\s*)?<\|tool_call_begin\|>\s*(?:functions\.)?{_NAME}"
+        r"(?::\d+)?\s*<\|tool_call_argument_begin\|>\s*", _json,
+        r"\s*(?:<\|tool_call_end\|>)?\s*(?:<\|tool_calls_section_end\|>)?",
+        "<|tool_call_argument_begin|>",
+    ),
+    "harmony": _form(
+        rf"(?:<\|start\|>|\A){_HEAD}to=(?:functions\.)?{_NAME}{_HEAD}<\|message\|>\s*", _json,
+        r"\s*(?:<\|(?:call|end)\|>)?", thinks=(BROKEN, BROKEN * 2),
+    ),
+    "gemma": _form(
+        rf"<\|tool_call>\s*call:{_NAME}\s*(?=\{{)", _gemma, r"\s*(?:<tool_call\|>)?",
+        thinks=("<|channel>", "<channel|>"),
+    ),
+    "lfm2": _form(
+        r"<\|tool_call_start\|>", _python, r"(?:<\|tool_call_end\|>)?", "<|tool_call_start|>"
+    ),
+    "olmo": _form(
+        r"(?:<function_calls>|<\|python_start\|>)", _python,
+        r"(?:</function_calls>|<\|python_end\|>)?",
+    ),
+    "fenced": Form(read_fenced),
+}  # fmt: skip
+"""Forms by the name of a family that has them."""
