@@ -222,9 +222,7 @@ def test_tools_are_refused_where_the_form_of_the_templates_calls_is_unknown(monk
         ask = client.chat.completions.create
         answer = {"role": "tool", "content": "1", "tool_call_id": "a"}
         for more in ({"tools": [ADD]}, {"messages": [user("a"), answer]}):
-            with pytest.raises(
-                ApiError, match="a chat template that writes calls as one of"
-            ) as refused:
+            with pytest.raises(ApiError, match="template that writes calls as one") as refused:
                 ask(**{"model": "solver", "messages": [user("a")], **more})
             assert refused.value.status == 400
         ask(model="solver", messages=[user("a")], tools=[ADD], tool_choice="none")
