@@ -32,7 +32,7 @@ from marft_jax.models.names import paths_by_name
 from marft_jax.models.ops import experts
 from marft_jax.models.ops.platforms import FORMS
 from marft_jax.models.weights import load, safetensors, sources
-from marft_jax.models.weights.layout import layouts
+from marft_jax.models.weights.layout import Stored, layouts
 from marft_jax.sampling.protocol import Request
 from marft_jax.types import MAIN, Sampling
 
@@ -284,6 +284,21 @@ def test_a_file_gives_the_stacks_and_an_export_its_tensors(tmp_path):
     huggingface.write_model(tmp_path / "out", published(tmp_path), {}, 1.0, {})
     chex.assert_trees_all_equal(load_file(tmp_path / "out" / "model.safetensors"), found)
     assert sources.decoder_config(str(tmp_path / "out")) == MIXED
+
+
+@pytest.mark.parametrize("pieces", [1, 2])
+@pytest.mark.parametrize("alternates", [True, False])
+def test_a_tensor_of_all_experts_is_written_in_the_order_in_which_it_is_read(
+    pieces, alternates, tmp_path
+):
+    """safetensors writes memory as it lies."""
+    paths = [f"{expert}/{piece}" for expert in range(3) for piece in range(pieces)]
+    rng = np.random.default_rng(0)
+    arrays = {path: rng.normal(size=(5, 7)).astype(np.float32) for path in paths}
+    stored = Stored(paths, 3, alternates)
+    save_file({"x": stored.join([*arrays.values()])}, tmp_path / "m.safetensors")
+    written = load_file(tmp_path / "m.safetensors")["x"]
+    chex.assert_trees_all_equal(dict(stored.split(written, dict.fromkeys(paths, (5, 7)))), arrays)
 
 
 def test_mxfp4_is_read_as_the_values_that_it_stands_for(tmp_path):

@@ -73,10 +73,10 @@ class Stored(NamedTuple):
                 start = end
 
     def join(self, arrays: Sequence[np.ndarray]) -> np.ndarray:
-        """The inverse of ``split``."""
+        """The inverse of ``split``, in the order of memory that a file has."""
         firsts = range(0, len(arrays), self.pieces)
         whole = [self._join(arrays[first : first + self.pieces]) for first in firsts]
-        return np.stack(whole) if self.experts else whole[0]
+        return np.ascontiguousarray(np.stack(whole) if self.experts else whole[0])
 
     def _join(self, pieces: Sequence[np.ndarray]) -> np.ndarray:
         if not self.alternates:
