@@ -1,6 +1,6 @@
 """Programs of the engine: pure functions of (base, adapters, slots), compiled for a few shapes.
 
-``prefill``, ``decode`` and ``Prompts`` define their arguments. Adapters are fused beforehand: a
+``prefill``, ``decode`` and ``PromptRows`` define their arguments. Adapters are fused beforehand: a
 program that splits them by layers takes 1.5 times as long to compile.
 """
 
@@ -19,7 +19,7 @@ from jax.sharding import Mesh
 from jax.typing import DTypeLike
 
 from marft_jax.engine import kv_cache as cache_lib
-from marft_jax.engine.kv_cache import SETTINGS, Settings, Slots
+from marft_jax.engine.kv_cache import SETTINGS, Slots, SlotSampling
 from marft_jax.engine.sample import sample
 from marft_jax.models import decoder, lora
 from marft_jax.models.parts.attention import attend_cache
@@ -90,7 +90,7 @@ class Shape(NamedTuple):
         return groups + len({self.read(n + self.chunk) for n in lengths})
 
 
-class Prompts(NamedTuple):
+class PromptRows(NamedTuple):
     """A group of prompts, one in each row. Rows with a slot number past the end are padding.
 
     Attributes:
@@ -110,16 +110,16 @@ class Prompts(NamedTuple):
     slots_B: Array
     starts_B: Array
     sources_B: Array
-    settings: Settings
+    settings: SlotSampling
 
 
-def empty_prompts(rows: int, width: int) -> Prompts:
+def empty_prompts(rows: int, width: int) -> PromptRows:
     """Makes host arrays of a group in which all rows are padding."""
 
     def zeros(*more: int, dtype: DTypeLike = np.int32) -> Any:
         return np.zeros((rows, *more), dtype)
 
-    return Prompts(
+    return PromptRows(
         tokens_BT=zeros(width),
         lengths_B=zeros(),
         owners_B=zeros(),
@@ -127,11 +127,11 @@ def empty_prompts(rows: int, width: int) -> Prompts:
         slots_B=zeros() + np.iinfo(np.int32).max,
         starts_B=zeros(),
         sources_B=zeros(),
-        settings=Settings(*(zeros(dtype=kind) for kind in SETTINGS)),
+        settings=SlotSampling(*(zeros(dtype=kind) for kind in SETTINGS)),
     )
 
 
-class Programs(NamedTuple):
+class EnginePrograms(NamedTuple):
     """Compiled functions of an engine.
 
     Attributes:
@@ -158,7 +158,7 @@ def programs(
     eos_ids: Sequence[int],
     alpha: float,
     reuse: bool = True,
-) -> Programs:
+) -> EnginePrograms:
     """Makes the programs for one base and mesh; see ``Engine`` for the arguments."""
     sizes = shape.slots, shape.context, shape.longest
     make = functools.partial(
@@ -178,7 +178,7 @@ def programs(
     fill = functools.partial(mesh_lib.with_mesh(mesh, prefill), places=places, **model)
     write = functools.partial(mesh_lib.with_mesh(mesh, decode), **model)
     serialised = functools.partial(mesh_lib.serialised, mesh)
-    return Programs(
+    return EnginePrograms(
         slots,
         empty=serialised(jax.jit(make, out_shardings=formats)),
         fuse=serialised(jax.jit(fuse, out_shardings=mesh_lib.replicated(mesh))),
@@ -196,7 +196,7 @@ def prefill(
     base: decoder.Base,
     adapters: lora.FusedAdapters,
     slots: Slots,
-    prompts: Prompts,
+    prompts: PromptRows,
     read: int,
     places: int,
     allowed_BV: Array | None = None,
@@ -240,7 +240,7 @@ def _read_prompts(
     base: decoder.Base,
     adapters: lora.FusedAdapters,
     cache: decoder.Cache,
-    p: Prompts,
+    p: PromptRows,
     read: int,
     places: int,
 ) -> tuple[Array, decoder.Cache]:
@@ -322,5 +322,5 @@ def _append_tokens(s: Slots, drawn: tuple[Array, ...], eos_ids: tuple[int, ...])
     )
 
 
-def _ends(ids: Array, counts: Array, settings: Settings, eos_ids: tuple[int, ...]) -> Array:
+def _ends(ids: Array, counts: Array, settings: SlotSampling, eos_ids: tuple[int, ...]) -> Array:
     return jnp.isin(ids, jnp.asarray(eos_ids)) | (counts >= settings.limit)

@@ -16,7 +16,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from marft_jax import random_keys
-from marft_jax.engine.compiled import Prompts, Shape, empty_prompts, programs
+from marft_jax.engine.compiled import PromptRows, Shape, empty_prompts, programs
 from marft_jax.engine.constraints import Constraint, one_of
 from marft_jax.engine.kv_cache import Slots
 from marft_jax.engine.schedule import Entry, Group, Schedule
@@ -204,7 +204,7 @@ class Engine:
             allowed_BV=self._mask(own, [[]] * group.rows) if any(own) else None,
         )
 
-    def _prompts(self, group: Group) -> Prompts:
+    def _prompts(self, group: Group) -> PromptRows:
         """Fills the host arrays of a group; padding repeats one of its rows, and has no slot."""
         prompts = empty_prompts(group.rows, group.shape.width)
         tokens_BT, *columns = jax.tree.leaves(prompts)

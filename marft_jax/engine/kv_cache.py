@@ -16,7 +16,7 @@ from marft_jax.models.decoder import Cache, DecoderConfig
 from marft_jax.parallel import mesh as mesh_lib
 
 
-class Settings(NamedTuple):
+class SlotSampling(NamedTuple):
     """Sampling settings as per-row arrays, so that changing one never recompiles."""
 
     temperature: Array  # float32, 0 is greedy
@@ -27,7 +27,7 @@ class Settings(NamedTuple):
 
 
 SETTINGS = (jnp.float32, jnp.float32, jnp.int32, jnp.float32, jnp.int32)
-"""Types of the arrays of ``Settings``."""
+"""Types of the arrays of ``SlotSampling``."""
 
 
 class Slots(NamedTuple):
@@ -50,7 +50,7 @@ class Slots(NamedTuple):
     active_S: Array
     owner_S: Array
     keys_S2: Array
-    settings: Settings
+    settings: SlotSampling
     kept_S: Array
     ids_SA: Array
     logprobs_SA: Array
@@ -80,7 +80,7 @@ def empty_slots(
         active_S=jnp.zeros(slots, bool),
         owner_S=zeros - 1,
         keys_S2=jnp.zeros((slots, 2), jnp.uint32),
-        settings=Settings(*(jnp.zeros(slots, kind) for kind in SETTINGS)),
+        settings=SlotSampling(*(jnp.zeros(slots, kind) for kind in SETTINGS)),
         kept_S=jnp.zeros(slots, jnp.float32),
         ids_SA=jnp.zeros((slots, longest), jnp.int32),
         logprobs_SA=jnp.zeros((slots, longest), jnp.float32),

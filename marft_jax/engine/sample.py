@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from marft_jax.engine.kv_cache import Settings
+from marft_jax.engine.kv_cache import SlotSampling
 from marft_jax.models.ops.reductions import argmax, in_blocks, total
 
 
@@ -35,7 +35,7 @@ def sample(
     logits_BV: Array,
     keys_B2: Array,
     counts_B: Array,
-    settings: Settings,
+    settings: SlotSampling,
     allowed_BV: Array | None = None,
 ) -> tuple[Array, Array, Array]:
     """Draws one token per row.
@@ -69,7 +69,7 @@ def _whole(logprobs_BV: Array) -> tuple[Array, Array]:
     return jnp.exp(logprobs_BV), jnp.ones(len(logprobs_BV))
 
 
-def _filtered(logprobs_BV: Array, settings: Settings) -> tuple[Array, Array]:
+def _filtered(logprobs_BV: Array, settings: SlotSampling) -> tuple[Array, Array]:
     weights_BV = jnp.exp(logprobs_BV) * _kept(logprobs_BV, settings)
     return weights_BV, total(weights_BV)
 
@@ -78,7 +78,7 @@ def _uniform(key_2: Array, count: Array) -> Array:
     return jax.random.uniform(jax.random.fold_in(jax.random.wrap_key_data(key_2), count))
 
 
-def _kept(logprobs_BV: Array, settings: Settings) -> Array:
+def _kept(logprobs_BV: Array, settings: SlotSampling) -> Array:
     """True for tokens that pass every filter; the likeliest token always does.
 
     top-k and top-p keep what is at least as likely as some threshold. It is found by bisection over

@@ -11,7 +11,7 @@ import pytest
 import small
 
 from marft_jax.engine.compiled import Shape
-from marft_jax.engine.kv_cache import Settings
+from marft_jax.engine.kv_cache import SlotSampling
 from marft_jax.engine.sample import _draw, _invert, _kept, sample, scaled_logprobs
 from marft_jax.models.ops import kv
 from marft_jax.parallel import compilation
@@ -322,17 +322,17 @@ ROWS = 4096
 
 
 @jax.jit
-def draw(logits_V, settings: Settings, seed):
+def draw(logits_V, settings: SlotSampling, seed):
     """``ROWS`` independent draws from one row of logits."""
     keys = jax.random.key_data(jax.random.split(jax.random.key(seed), ROWS))
-    rows = Settings(*(jnp.full((ROWS,), x) for x in settings))
+    rows = SlotSampling(*(jnp.full((ROWS,), x) for x in settings))
     logits_BV = jnp.broadcast_to(logits_V[None], (ROWS, logits_V.shape[0]))
     return sample(logits_BV, keys, jnp.zeros(ROWS, jnp.int32), rows)
 
 
-def settings_of(temperature=1.0, top_p=1.0, top_k=0, min_p=0.0) -> Settings:
+def settings_of(temperature=1.0, top_p=1.0, top_k=0, min_p=0.0) -> SlotSampling:
     floats = [np.float32(x) for x in (temperature, top_p)]
-    return Settings(*floats, np.int32(top_k), np.float32(min_p), np.int32(1))
+    return SlotSampling(*floats, np.int32(top_k), np.float32(min_p), np.int32(1))
 
 
 @pytest.mark.parametrize(
@@ -383,7 +383,7 @@ def test_greedy_reports_unscaled_logprobs():
 
 
 def test_filters_are_per_row():
-    settings = Settings(
+    settings = SlotSampling(
         np.ones(3, np.float32),
         np.array([1, 0.5, 1], np.float32),
         np.array([0, 0, 1], np.int32),
@@ -401,7 +401,7 @@ def test_filters_keep_what_a_sorted_vocabulary_says(vocabulary):
     top_k = rng.integers(0, 8, 64).astype(np.int32)
     top_p = np.where(rng.random(64) < 0.3, 1, rng.uniform(0.05, 0.99, 64)).astype(np.float32)
     none = np.zeros(64, np.float32)
-    kept = jax.jit(_kept)(logprobs, Settings(none + 1, top_p, top_k, none, top_k + 1))
+    kept = jax.jit(_kept)(logprobs, SlotSampling(none + 1, top_p, top_k, none, top_k + 1))
     p = np.exp(np.asarray(logprobs, np.float64))
     falling = -np.sort(-p)
     within = (np.arange(vocabulary) < top_k[:, None]) | (top_k[:, None] == 0)
@@ -418,7 +418,7 @@ def test_the_likeliest_token_always_passes():
     rng = np.random.default_rng(0)
     logits = (rng.normal(size=(256, 300)) * 20).astype(np.float32)
     column = rng.uniform(size=(2, 256)).astype(np.float32)
-    settings = Settings(
+    settings = SlotSampling(
         np.ones(256, np.float32),
         np.maximum(column[0] ** 8, 1e-9),
         rng.integers(0, 400, 256).astype(np.int32),

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import small
 
-from marft_jax.engine.kv_cache import Settings
+from marft_jax.engine.kv_cache import SlotSampling
 from marft_jax.engine.sample import sample
 from marft_jax.sampling.protocol import Request
 from marft_jax.types import Sampling
@@ -50,7 +50,9 @@ def test_draws_follow_the_policy_among_what_is_allowed():
     def draws(logits, **own):
         given = dict(temperature=1.0, top_p=1.0, top_k=0, min_p=0.0, limit=9) | own
         kinds = (jnp.float32, jnp.float32, jnp.int32, jnp.float32, jnp.int32)
-        settings = Settings(*(jnp.full(n, given[f], k) for f, k in zip(given, kinds, strict=True)))
+        settings = SlotSampling(
+            *(jnp.full(n, given[f], k) for f, k in zip(given, kinds, strict=True))
+        )
         rows = jnp.broadcast_to(logits, (n, 4))
         counts_B = jnp.zeros(n, jnp.int32)
         return sample(rows, keys_B2, counts_B, settings, jnp.broadcast_to(allowed, (n, 4)))

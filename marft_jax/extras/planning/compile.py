@@ -95,7 +95,7 @@ class PlannedRun(NamedTuple):
     state: TrainState
     slots: cache_lib.Slots
     batch: batch_lib.Batch
-    engine: engine.Programs
+    engine: engine.EnginePrograms
     learner: programs_lib.Programs
     taught: Rows[np.ndarray] | None = None
     teachers: Any = None
