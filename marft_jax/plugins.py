@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from marft_jax.errors import BadInput, described, place
+from marft_jax.errors import BadInput, described, exit_with, place
 from marft_jax.formats import jsonlines
 from marft_jax.formats.foreign import DEEPEST
 from marft_jax.types import StepResult
@@ -68,7 +68,11 @@ def load_extra(name: str) -> Any:
 
 def run_command(name: str, argv: Sequence[str] | None = None) -> None:
     """Runs the command NAME, ``command.NAME`` of ``EXTRAS``."""
-    load_extra(f"command.{name}")(argv)
+    try:
+        command = load_extra(f"command.{name}")
+    except KeyboardInterrupt:
+        exit_with("stopped", code=130)
+    command(argv)
 
 
 def extras_of(kind: str) -> list[str]:

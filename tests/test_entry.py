@@ -17,7 +17,19 @@ from rich.console import Console
 
 import marft_jax
 from marft_jax import __main__ as marft
-from marft_jax import chat, cli, config, evaluate, export, imitate, plan, report, setting, train
+from marft_jax import (
+    chat,
+    cli,
+    config,
+    evaluate,
+    export,
+    imitate,
+    plan,
+    plugins,
+    report,
+    setting,
+    train,
+)
 from marft_jax.errors import BadInput, RunFailed, printable
 from marft_jax.plugins import load_plugin
 from marft_jax.run import directory, opening, transcripts
@@ -73,6 +85,15 @@ def test_a_fault_is_one_line_and_an_exit_code(error, code, shown, capsys):
 
     assert left_with(capsys, main)[0] == code
     assert shown in left_with(capsys, main)[1]
+
+
+@pytest.mark.parametrize("door", [export, plan, report])
+def test_ctrl_c_while_the_command_of_an_extra_is_imported_is_one_line(door, monkeypatch, capsys):
+    def interrupted(name):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(plugins, "load_extra", interrupted)
+    assert left_with(capsys, door.main) == (130, "marft_jax: stopped")
 
 
 def test_code_of_the_users_is_shown_with_its_own_file_and_line(mine, capsys):
