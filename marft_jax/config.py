@@ -44,7 +44,7 @@ Stops = Annotated[
     tuple[Annotated[str, Field(min_length=1, max_length=1000)], ...], Field(max_length=16)
 ]
 Axis = Annotated[int, Field(ge=-1, le=LARGEST)]
-_WITH_CRITIC = "algo.name appo or tppo or your own"
+_WITH_CRITIC = "algo.has_critic"
 _SAMPLED = "algo.name not imitation"
 CORRECTED = "rollout.lag or algo.correction decoupled or truncated and algo.correction not none"
 

@@ -23,6 +23,7 @@ from marft_jax.formats.foreign import DEEPEST
 from marft_jax.types import StepResult
 
 _T = TypeVar("_T", bound=Callable[..., Any])
+_S = TypeVar("_S")
 
 EXTRAS = {
     "env.code": "marft_jax.extras.code.programs",
@@ -148,6 +149,21 @@ def load_plugin(name: str, what: str, known: Iterable[str], kind: str = "functio
         where = getattr(module, "__file__", None) or module_name  # built-in modules have no file
         raise BadInput(f"{what} {name}: {where} has no {attribute!r}")
     return found
+
+
+def settings_of(found: Any, what: str, kind: type[_S], usual: type[_S] | None = None) -> type[_S]:
+    """Returns the dataclass of settings that a user's environment, algorithm or sampler declares.
+
+    Args:
+        what: the setting that names it, for messages.
+        kind: what the dataclass extends.
+        usual: the dataclass of one that declares none; None: it must.
+    """
+    own = getattr(found, "Settings", getattr(found, "settings", usual))
+    if isinstance(own, type) and issubclass(own, kind):
+        return own
+    wanted = f"expected settings that extend {kind.__module__}.{kind.__name__}"
+    raise BadInput(f"{what}: {wanted}, got {shown(found if own is None else own)}")
 
 
 def load_function(name: str, what: str, table: Mapping[str, _T]) -> _T:

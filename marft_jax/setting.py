@@ -28,7 +28,7 @@ import textwrap
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 import numpy as np
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
@@ -74,7 +74,7 @@ def setting(
     Args:
         needs: the setting without which this one has no effect, such as ``algo.kl_coef``; or that
             setting with its values, such as ``algo.baseline moving or role``; see ``unread``.
-            ``agents.past`` is a key of an agent in the team file.
+            ``agents.past`` is a key of an agent in the team file, ``algo.has_critic`` a fact.
         path: tells if a text is a file or folder; a run keeps its absolute path.
     """
     metadata = {"needs": needs, "path": path}
@@ -104,25 +104,26 @@ def with_absolute_paths(tree: T, folder: str | Path = "") -> T:
     """Returns settings with absolute paths of the files and folders that they name.
 
     Args:
-        tree: a dataclass of settings, or tuples and mappings of them.
+        tree: a dataclass of settings, with others in tuples and mappings.
         folder: where relative paths are; "": the current directory.
     """
-    found: Any = tree
-    if isinstance(tree, tuple):
-        found = tuple(with_absolute_paths(part, folder) for part in tree)
-    elif isinstance(tree, dict):
-        found = {name: with_absolute_paths(part, folder) for name, part in tree.items()}
-    elif dataclasses.is_dataclass(tree):
-        for field in dataclasses.fields(tree):
-            is_path, value = field.metadata.get("path"), getattr(tree, field.name)
-            if is_path and value != field.default:
-                texts = [value] if isinstance(value, str) else value
-                paths = tuple(_absolute(text, is_path, folder) for text in texts)
-                value = paths[0] if isinstance(value, str) else paths
-            elif not is_path:
-                value = with_absolute_paths(value, folder)
-            found = dataclasses.replace(found, **{field.name: value})
-    return found
+
+    def absolute(value: Any, is_path: Callable[[str], bool] | None = None) -> Any:
+        if isinstance(value, tuple):
+            return tuple(absolute(part, is_path) for part in cast(tuple[Any, ...], value))
+        if isinstance(value, dict):
+            return {name: absolute(part) for name, part in cast(dict[str, Any], value).items()}
+        if dataclasses.is_dataclass(value) and not isinstance(value, type):
+            changed = {
+                field.name: absolute(part, field.metadata.get("path") if given else None)
+                for field in dataclasses.fields(value)
+                for part in [getattr(value, field.name)]
+                for given in [part != field.default]
+            }
+            return dataclasses.replace(value, **changed)
+        return _absolute(value, is_path, folder) if is_path and isinstance(value, str) else value
+
+    return absolute(tree)
 
 
 def _absolute(text: str, is_path: Callable[[str], bool], folder: str | Path) -> str:
@@ -157,7 +158,7 @@ def words_of(key: str, value: Any) -> list[str]:
 
 def needs_of(field: dataclasses.Field[Any]) -> str:
     """Returns what a setting needs, as help and warnings show it, or ""."""
-    return re.sub(r"\b(?!agents\.)(\w+\.\w)", r"--\1", field.metadata.get("needs") or "")
+    return re.sub(r"\b(?!agents|algo.has_)(\w+\.\w)", r"--\1", field.metadata.get("needs") or "")
 
 
 def spelled(value: Any) -> str:

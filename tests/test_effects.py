@@ -197,6 +197,14 @@ def test_each_command_takes_each_shipped_file_and_names_once_what_it_does_not_re
     assert record.message.count(wanted) == 1 and record.levelname == "WARNING"
 
 
+def test_settings_of_a_critic_are_named_for_an_algorithm_of_ones_own_without_one(here):
+    (here / "mine.py").write_text(
+        "from marft_jax.config import Algo\n\n\nclass PLAIN:\n    settings = Algo\n"
+    )
+    warning = unread.warning(cli.parse(["--algo.name", "mine:PLAIN", "--critic.lr", "0.1"]))
+    assert "--critic.lr 0.1 (it needs algo.has_critic)" in warning
+
+
 @pytest.mark.parametrize("base", ["tiny", "m.gguf", "Qwen/Qwen3-4B"])
 @pytest.mark.parametrize("command", COMMANDS)
 def test_agents_that_set_everything_themselves_leave_nothing_to_name(command, base, here, caplog):

@@ -288,7 +288,10 @@ def test_help_shows_sections_then_the_settings_of_one_or_of_all(capsys, monkeypa
     one, every = helped(capsys, "--help", "lora"), helped(capsys, "--help=all")
     assert "--lora.rank  a whole number from 1 (8)" in one and "--algo" not in one
     assert "Scale of the adapters: their product is multiplied by alpha / rank." in one
-    assert "--algo.step_reward  text or none (none; needs --algo.credit per_step or tree)" in every
+    assert (
+        "--algo.step_reward  text or none (none; needs --algo.credit per_step or tree and agents."
+        in every
+    )
     assert all(f"--{key}" in every for key, _ in setting.settings(cli.configure()))
     with pytest.raises(BadInput, match="--help: expected all or one of run, .* got 'lorra'"):
         cli.parse(["--help", "lorra"])

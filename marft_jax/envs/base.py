@@ -23,7 +23,15 @@ from pydantic import TypeAdapter, ValidationError
 
 from marft_jax.config import EnvSettings
 from marft_jax.errors import BadInput
-from marft_jax.plugins import EXTRAS, check_takes, extras_of, load_extra, load_plugin, shown
+from marft_jax.plugins import (
+    EXTRAS,
+    check_takes,
+    extras_of,
+    load_extra,
+    load_plugin,
+    settings_of,
+    shown,
+)
 from marft_jax.setting import Count, Fraction
 from marft_jax.types import StepResult, Turn, without_thinking
 
@@ -258,10 +266,8 @@ def settings_type(name: str) -> type[EnvSettings]:
     """
     if name in BUILT_IN:
         return importlib.import_module(BUILT_IN[name]).Settings
-    declared = getattr(load_plugin(name, "--env.name", BUILT_IN, "Class"), "Settings", Own)
-    if not (isinstance(declared, type) and issubclass(declared, EnvSettings)):
-        raise BadInput(f"--env.name {name}: expected Settings that extend marft_jax.envs.base.Own")
-    return declared
+    found = load_plugin(name, "--env.name", BUILT_IN, "Class")
+    return settings_of(found, f"--env.name {name}", EnvSettings, Own)
 
 
 def make(settings: EnvSettings, split: Split) -> EnvSource:

@@ -15,7 +15,7 @@ from pydantic import Field
 from marft_jax.config import CORRECTED, Algo, Config, Critic, Lora, Update
 from marft_jax.errors import BadInput
 from marft_jax.learning.credit import CREDITS
-from marft_jax.plugins import load_plugin, shown
+from marft_jax.plugins import load_plugin, settings_of
 from marft_jax.setting import Count, Fraction, Natural, NonNegative, Positive, setting
 from marft_jax.types import MAIN
 
@@ -230,13 +230,7 @@ def settings_type(name: str) -> type[Update]:
     if name in SETTINGS:
         return SETTINGS[name]
     found = load_plugin(name, "--algo.name", SETTINGS, kind="NAME")
-    own = getattr(found, "settings", None)
-    if not (isinstance(own, type) and issubclass(own, Algo)):
-        raise BadInput(
-            f"--algo.name {name}: expected a marft_jax.learning.Algorithm with settings that "
-            f"extend marft_jax.config.Algo, got {shown(found if own is None else own)}"
-        )
-    return own
+    return settings_of(found, f"--algo.name {name}", Algo)
 
 
 class LearnerSettings(NamedTuple):

@@ -7,7 +7,7 @@ from typing import NamedTuple, cast
 
 from marft_jax.config import Rollout, RolloutSettings
 from marft_jax.errors import BadInput, described, place
-from marft_jax.plugins import load_plugin, shown
+from marft_jax.plugins import load_plugin, settings_of, shown
 from marft_jax.sampling.protocol import Sampler
 
 SETTINGS: dict[str, type[RolloutSettings]] = {"engine": Rollout}
@@ -60,13 +60,7 @@ def settings_type(name: str) -> type[RolloutSettings]:
     """
     if name in SETTINGS:
         return SETTINGS[name]
-    declared = getattr(_find(name), "Settings", RolloutSettings)
-    if not (isinstance(declared, type) and issubclass(declared, RolloutSettings)):
-        raise BadInput(
-            f"--rollout.sampler {name}: expected Settings that extend "
-            f"marft_jax.config.RolloutSettings, got {shown(declared)}"
-        )
-    return declared
+    return settings_of(_find(name), f"--rollout.sampler {name}", RolloutSettings, RolloutSettings)
 
 
 def make_sampler(setup: SamplerSetup) -> Sampler:
