@@ -107,8 +107,9 @@ class Branching:
     same turn (C3, arXiv 2603.06859); a value is the mean return of what follows. tree: its step
     reward minus theirs (AT-GRPO, arXiv 2510.11062). solo: the team's return minus what the turn's
     agent earns alone on the task (CCPO, arXiv 2603.21563)."""
-    branches: Natural = setting(0, needs="algo.credit siblings or tree or solo")
-    """Further samples of a turn; with credit solo, samples of each agent alone on a task."""
+    branches: Natural = 0
+    """Further samples of a turn, with credit siblings or tree; with credit solo, samples of each
+    agent alone on a task."""
     branch_at: str = setting("random", needs="algo.credit siblings or tree")
     """Turns that have branches. random: one of each episode. every: all. Or those of the agents
     named, with commas between."""
@@ -341,13 +342,21 @@ def validate(algo: Update, critic: Critic) -> None:
         ),
         f"--algo.branches: credit {algo.credit} compares with further samples, expected at least "
         "1, got 0; set it to 3, say": further and not algo.branches,
+        f"--algo.branches: credit {algo.credit} compares with no further samples, expected 0, got "
+        f"{algo.branches}; leave it out, or use siblings, tree or solo": (
+            algo.branches and not further
+        ),
+        "--algo.branch_continue: credit siblings compares what follows to the end, expected end, "
+        f"got {algo.branch_continue}": (
+            algo.credit == "siblings" and algo.branch_continue != "end"
+        ),
         f"--algo.credit {algo.credit}: further samples are the baseline; leave "
         "--algo.dynamic_sampling and --algo.baseline out": (
             further and (algo.dynamic_sampling or algo.baseline in ("moving", "role"))
         ),
         "--algo.branch_at: with --algo.branch_continue best the number of turns is not known "
         "beforehand; expected every, or agents, got random": (
-            algo.branches and algo.branch_continue == "best" and algo.branch_at == "random"
+            algo.credit == "tree" and algo.branch_continue == "best" and algo.branch_at == "random"
         ),
         f"--algo.group_size: {comparing} compares samples of one task, expected at "
         f"least 2, got {size}; set it to 8, say": (comparing and size < 2 and not algo.branches),

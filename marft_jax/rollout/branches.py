@@ -45,7 +45,7 @@ def play_samples(
     end, episodes = 0, list[Episode]()
     while end < len(samples):
         start, end = end, len(samples)
-        if algo.branch_budget != "none":
+        if algo.branches and algo.branch_budget != "none":
             room = algo.group_size
             if episodes:
                 room = _room(episodes, len(samples), algo.branch_budget)

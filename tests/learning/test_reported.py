@@ -7,7 +7,7 @@ import dataclasses
 import numpy as np
 import pytest
 import small
-from one_step import LAYERS, ONCE, build, fresh, learner, settings
+from one_step import LAYERS, ONCE, build, fresh, learn, learner, same, settings
 
 from marft_jax import unread
 from marft_jax.cli import parse
@@ -77,6 +77,14 @@ def test_settings_of_the_reward_are_named_where_nothing_is_learned_from_it(name,
 def test_a_kl_in_the_loss_needs_no_reward():
     config = parse(["--algo.name", "distill", "--algo.kl_coef", "0.1", "--algo.kl_in", "loss"])
     assert not unread.warning(config)
+
+
+def test_a_reference_that_nothing_reads_does_not_move():
+    config, episodes = settings(ONCE), small.random_episodes(6)
+    moves = dataclasses.replace(config, algo=dataclasses.replace(ONCE, kl_moves=1))
+    assert "--algo.kl_moves 1 (it needs" in unread.warning(moves)
+    state, still = (learn(each, episodes, state=fresh(config))[0] for each in (moves, config))
+    assert same(state, still)
 
 
 class Alike:

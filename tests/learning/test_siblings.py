@@ -245,14 +245,12 @@ def test_an_algorithm_with_branches_keeps_its_other_settings():
 @pytest.mark.parametrize(
     ("flags", "expected"),
     [
-        ({"algo.name": "grpo", "algo.credit": "solo", "algo.branches": 1,
-          "algo.branch_at": "every"}, "branch_at.*needs --algo.credit siblings or tree"),
         ({"algo.name": "grpo", "algo.credit": "siblings", "algo.branches": 1,
-          "algo.branch_continue": "best"}, "branch_continue.*needs --algo.credit tree"),
+          "algo.branch_continue": "best"}, "credit siblings .* expected end, got best"),
         ({"algo.name": "grpo", "algo.credit": "tree", "algo.branches": 1,
           "algo.branch_continue": "best"}, "expected every, or agents, got random"),
         ({"algo.name": "grpo", "algo.credit": "siblings"}, "--algo.branches: credit siblings"),
-        ({"algo.name": "grpo", "algo.branches": 2}, "algo.branches.*needs --algo.credit siblings"),
+        ({"algo.name": "grpo", "algo.branches": 2}, "credit last .* expected 0, got 2; leave"),
         ({"algo.name": "appo", "algo.branches": 2}, "unknown setting.*grpo"),
         ({"algo.name": "appo", "algo.credit": "siblings"}, "one of last.*needs .*name grpo or"),
         ({"algo.name": "tppo", "algo.credit": "tree"}, "tree needs .*name grpo or"),
