@@ -107,7 +107,6 @@ def resolve(layers: Sequence[Words]) -> Config:
                 f"--{key}: unknown setting for {mine}; it belongs to {' and '.join(owners)}, got "
                 f"{' '.join(words[key]):.60}"
             )
-        del words[key]
     config = _build(words)
     config_lib.validate(config)
     algorithms.validate(config.algo, config.critic)
