@@ -12,15 +12,47 @@ if TYPE_CHECKING:
     from marft_jax.learning.algorithms import ALGORITHMS, Algorithm, find_algorithm
     from marft_jax.learning.batch import Batch
     from marft_jax.learning.chain import Chain
+    from marft_jax.learning.data import Datum
     from marft_jax.learning.normalizers import NORMALIZERS
+    from marft_jax.learning.objective import LOSSES
+    from marft_jax.learning.optimiser import adam
+    from marft_jax.learning.policy import (
+        Adapter,
+        Policy,
+        add,
+        drop,
+        forward,
+        forward_backward,
+        fresh,
+        load,
+        open_policy,
+        optim_step,
+        save,
+        take,
+    )
 
-__all__ = ["ALGORITHMS", "NORMALIZERS", "Algorithm", "Batch", "Chain", "find_algorithm"]
+_HOMES = {
+    "algorithms": ("ALGORITHMS", "Algorithm", "find_algorithm"),
+    "batch": ("Batch",),
+    "chain": ("Chain",),
+    "data": ("Datum",),
+    "normalizers": ("NORMALIZERS",),
+    "objective": ("LOSSES",),
+    "optimiser": ("adam",),
+    "policy": (
+        "Adapter", "Policy", "add", "drop", "forward", "forward_backward", "fresh", "load",
+        "open_policy", "optim_step", "save", "take",
+    ),
+}  # fmt: skip
+__all__ = [
+    "ALGORITHMS", "LOSSES", "NORMALIZERS", "Adapter", "Algorithm", "Batch", "Chain", "Datum",
+    "Policy", "adam", "add", "drop", "find_algorithm", "forward", "forward_backward", "fresh",
+    "load", "open_policy", "optim_step", "save", "take",
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> object:
-    if name in __all__:
-        for home in ("algorithms", "batch", "chain", "normalizers"):
-            module = importlib.import_module(f"marft_jax.learning.{home}")
-            if hasattr(module, name):
-                return getattr(module, name)
+    for home, names in _HOMES.items():
+        if name in names:
+            return getattr(importlib.import_module(f"marft_jax.learning.{home}"), name)
     raise AttributeError(f"module 'marft_jax.learning' has no attribute {name!r}")

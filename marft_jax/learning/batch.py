@@ -162,7 +162,7 @@ def pack_turns(
 
     def rows_of(base: str, data: Sequence[Datum], blocks: Sequence[Sequence[int]]) -> Packed:
         return pack(
-            data, blocks, config, shards=shards, rng=rng,
+            data, blocks, config.microbatch_tokens, shards=shards, rng=rng,
             share=share and base not in recurrent, d_model=(d_models or {}).get(base, 2048),
         )  # fmt: skip
 

@@ -44,6 +44,53 @@ class Datum(NamedTuple):
     labels: np.ndarray
     inputs: Mapping[str, np.ndarray] = MappingProxyType({})
 
+    @classmethod
+    def of(
+        cls,
+        owner: int,
+        ids: Sequence[int] | np.ndarray,
+        positions: Sequence[int] | np.ndarray,
+        targets: Sequence[int] | np.ndarray,
+        *,
+        logprobs: Sequence[float] | np.ndarray | None = None,
+        temperature: float = 1.0,
+        units: Sequence[int] | np.ndarray | None = None,
+        **inputs: Sequence[float] | np.ndarray,
+    ) -> Datum:
+        """Makes a datum of anything like arrays; see ``Datum``.
+
+        Args:
+            units: by default each learned token is one.
+            inputs: numbers for each unit.
+
+        Raises:
+            ValueError: lengths do not fit, or a position or a unit is out of range.
+        """
+        at, count = np.asarray(positions, int), len(targets)
+        numbers = np.arange(count) if units is None else np.asarray(units, int)
+        sampled = np.zeros(count) if logprobs is None else np.asarray(logprobs)
+        if not count or not len(at) == len(numbers) == len(sampled) == count:
+            raise ValueError("a datum: expected as many positions, targets, log-probs and units")
+        if at.min() < 0 or at.max() >= len(ids):
+            raise ValueError(f"positions: expected 0 to {len(ids) - 1}, got {at.min()}, {at.max()}")
+        if numbers[0] or not np.isin(np.diff(numbers), (0, 1)).all():
+            raise ValueError("units: expected numbers from 0 that rise by 1 or stay")
+        made = {name: np.asarray(x, np.float32) for name, x in inputs.items()}
+        if wrong := [name for name, x in made.items() if x.shape != (numbers[-1] + 1,)]:
+            raise ValueError(f"{wrong[0]}: expected one number for each of {numbers[-1] + 1} units")
+        return cls(
+            owner,
+            np.asarray(ids, np.int32),
+            at,
+            np.asarray(targets, np.int32),
+            sampled,
+            np.full(count, temperature),
+            numbers,
+            divisors=np.ones(numbers[-1] + 1),
+            labels=np.full(len(ids), owner),
+            inputs=made,
+        )
+
     @property
     def sort_key(self) -> bytes:
         """Sort key that puts data which share a prefix side by side."""

@@ -26,20 +26,25 @@ def clipped_policy_loss(
     more than −c·A. Sources: PPO, Schulman et al. 2017, equation 7; clip-higher: DAPO, Yu et al.
     2025; dual clip: Ye et al. 2020, equation 5.
     """
-    ratio = jnp.exp(jnp.minimum(logprobs - old_logprobs, _MOST))
+    unclipped = ratio(logprobs, old_logprobs)
     clipped = clipped_ratio(logprobs, old_logprobs, clip, clip_high)
-    loss = jnp.maximum(-ratio * advantages, -clipped * advantages)
+    loss = jnp.maximum(-unclipped * advantages, -clipped * advantages)
     if dual_clip is None:
         return loss
     return jnp.where(advantages < 0, jnp.minimum(loss, -dual_clip * advantages), loss)
+
+
+def ratio(logprobs: jax.Array, old_logprobs: jax.Array) -> jax.Array:
+    """exp(logprobs − old_logprobs)."""
+    return jnp.exp(jnp.minimum(logprobs - old_logprobs, _MOST))
 
 
 def clipped_ratio(
     logprobs: jax.Array, old_logprobs: jax.Array, clip: float, clip_high: float | None = None
 ) -> jax.Array:
     """clip(ratio, 1 − ε, 1 + ε_high) with ratio = exp(logprobs − old_logprobs)."""
-    ratio = jnp.exp(jnp.minimum(logprobs - old_logprobs, _MOST))
-    return jnp.clip(ratio, 1 - clip, 1 + (clip if clip_high is None else clip_high))
+    high = clip if clip_high is None else clip_high
+    return jnp.clip(ratio(logprobs, old_logprobs), 1 - clip, 1 + high)
 
 
 def clip_fraction(

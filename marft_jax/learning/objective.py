@@ -20,6 +20,23 @@ Loss = Callable[[jax.Array, Mapping[str, jax.Array]], jax.Array]
 the data's inputs, and ``old``: the log-probs under the policy that sampled."""
 
 
+def _ppo(logprobs: jax.Array, inputs: Mapping[str, jax.Array]) -> jax.Array:
+    return losses.clipped_policy_loss(logprobs, inputs["old"], inputs["advantages"], clip=0.2)
+
+
+def _importance(logprobs: jax.Array, inputs: Mapping[str, jax.Array]) -> jax.Array:
+    return -losses.ratio(logprobs, inputs["old"]) * inputs["advantages"]
+
+
+LOSSES: dict[str, Loss] = {
+    "cross_entropy": lambda logprobs, inputs: -logprobs,
+    "importance_sampling": _importance,
+    "ppo": _ppo,
+    "reinforce": lambda logprobs, inputs: -logprobs * inputs["advantages"],
+}
+"""Losses by name: −log π;  −π/π_old · A;  PPO's with ε = 0.2;  −log π · A."""
+
+
 class Objective(NamedTuple):
     """Σ over units of weight · (correction · loss − entropy coefficient · entropy + KL).
 

@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from marft_jax.config import Update
 from marft_jax.learning.data import Datum
 from marft_jax.learning.rows import Level, Rows, empty_rows, fill_row
 from marft_jax.parallel.ladder import bucket, round_up
@@ -47,7 +46,7 @@ class Packed(NamedTuple):
 def pack(
     data: Sequence[Datum],
     blocks: Sequence[Sequence[int]],
-    config: Update,
+    microbatch_tokens: int,
     *,
     shards: int,
     rng: np.random.Generator,
@@ -58,6 +57,7 @@ def pack(
 
     Args:
         blocks: numbers of the data of each set of as many microbatches.
+        microbatch_tokens: most tokens of one, unless a datum is longer.
         shards: the rows of a microbatch are a multiple of this.
         rng: decides which microbatch of a block a row is in.
         share: data of a row share their prefixes.
@@ -65,7 +65,7 @@ def pack(
     """
     if share:
         blocks = [sorted(own, key=lambda i: (data[i].owner, data[i].sort_key)) for own in blocks]
-    packed, width, passes, height = layout(data, blocks, share, config, shards, d_model)
+    packed, width, passes, height = layout(data, blocks, share, microbatch_tokens, shards, d_model)
     counts = np.array([(datum.units[-1] + 1, len(datum.targets)) for datum in data])
     filled = [counts[row].sum(0) for of_block in packed for row in of_block]
     units, actions = np.max(filled, axis=0).tolist()
@@ -152,7 +152,7 @@ def layout(
     data: Sequence[Datum],
     blocks: Sequence[Sequence[int]],
     share: bool,
-    config: Update,
+    microbatch_tokens: int,
     shards: int,
     d_model: int,
 ) -> Layout:
@@ -175,7 +175,7 @@ def layout(
     def at(width: int, most: int = learned) -> Layout:
         both = zip(blocks, shared, strict=True)
         packed = [_pack(data, x, width, y, most) for x, y in both if x]
-        limit = max(1, config.microbatch_tokens // width // shards) * shards
+        limit = max(1, microbatch_tokens // width // shards) * shards
         fullest = max(map(len, packed))
         passes = -(-fullest // limit)
         height = round_up(bucket(-(-fullest // passes), least=1, rungs=2), shards)
@@ -183,7 +183,7 @@ def layout(
 
     longest = bucket(max(len(data[i].ids) for block in blocks for i in block))
     widest = max(2 * longest, min(4 * longest, _SHORT)) if share else 2 * longest
-    widest = min(widest, config.microbatch_tokens // shards)
+    widest = min(widest, microbatch_tokens // shards)
     rungs = 1 if share else 4  # shared prefixes may be cut almost anywhere
     widths = {bucket(width, rungs=rungs) for width in range(longest + 1, widest + 1)}
     usual, wider = at(longest), [at(width) for width in sorted(widths) if width <= widest]
