@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import random
 import time
 
@@ -80,10 +81,11 @@ async def fails():
 
 async def both(ended):
     """Two that run together, of which one fails while the other waits."""
+    other = asks([1, 2, 3], ended)
     try:
-        await together([asks([1, 2, 3], ended), fails()])
+        await together([other, fails()])
     except Failure as failure:
-        return failure.text
+        return failure.text, inspect.getcoroutinestate(other)
 
 
 def test_what_runs_together_ends_together_and_others_go_on():
@@ -92,7 +94,7 @@ def test_what_runs_together_ends_together_and_others_go_on():
     rounds = Rounds(sampler, Calls(DaemonThreads(), None), lambda: False)
     coroutines = [both(ended), asks([0, 1, 2], ended), together_of(ended)]
     found, _ = rounds.run(coroutines, None)
-    assert found == ["this one alone", [1, 2, 3], [[2], [1, 3]]]
+    assert found == [("this one alone", inspect.CORO_CLOSED), [1, 2, 3], [[2], [1, 3]]]
     assert ended == [[1, 2, 3], [1], [0, 2], [0, 1, 2]] and not sampler.busy
 
 
