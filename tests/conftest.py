@@ -34,6 +34,11 @@ from marft_jax.team.prompts import Team  # noqa: E402
 jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
+UNREAD = {"lr", "correction"} | set(  # LearnerSettings has what the first two mean
+    "episodes group_size epochs minibatches normalize gamma gae_lambda".split()
+)
+"""Settings of an algorithm that only the host reads."""
+
 
 def compile_plainly() -> None:
     """Programs are compiled with few optimisations, into a cache of their own.
@@ -62,23 +67,25 @@ def share_programs() -> None:
     """
 
     def traced(x: Any) -> Any:
-        """What a program is made of: a run that continues or is longer has the same, but for a
-        schedule, and so has one that begins with other adapters."""
-        if isinstance(x, Team):
-            return x.bases, x.owners, x.numbers, x.learning_bases, len(x.profiles)
-        if isinstance(x, LearnerSettings):
-            resolved = {"lr", "correction"} & {own.name for own in dataclasses.fields(x.algo)}
-            algo = dataclasses.replace(x.algo, **dict.fromkeys(resolved, "auto"))
-            x = x._replace(algo=algo, lora=dataclasses.replace(x.lora, init=None))
-            return x._replace(steps=0) if x.algo.lr_schedule == "constant" else x
-        return x
+        """The argument without what no program reads; a program that does read it fails."""
+        if not isinstance(x, LearnerSettings):
+            return x
+        unread = UNREAD & {own.name for own in dataclasses.fields(x.algo)}
+        algo = dataclasses.replace(x.algo, **dict.fromkeys(unread))
+        x = x._replace(algo=algo, lora=dataclasses.replace(x.lora, init=None))
+        return x._replace(steps=0) if algo.lr_schedule == "constant" else x
+
+    def members(team: Team) -> Any:
+        facts = team.bases, team.owners, team.numbers, team.learning_bases
+        return facts, len(team.profiles)
 
     def shared(make: Callable[..., Any]) -> Callable[..., Any]:
         made: list[tuple[Any, Any]] = []
 
         @functools.wraps(make)
         def get(*args: Any, **kwargs: Any) -> Any:
-            key = list(map(traced, args)), kwargs
+            args = tuple(map(traced, args))
+            key = [members(x) if isinstance(x, Team) else x for x in args], kwargs
             for others, programs in made:
                 if others == key:
                     return programs

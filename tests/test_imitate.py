@@ -17,8 +17,8 @@ from run_files import lines_of
 from marft_jax import chat, cli, evaluate, export, imitate, random_keys, train
 from marft_jax.run import imitation
 
-SMALL = ["--algo.episodes", "8", "--run.save_every", "2"]
-EVALUATED = ["--eval.every", "4", "--eval.episodes", "4", "--algo.minibatches", "1"]
+SMALL = ["--algo.episodes", "8", "--algo.minibatches", "1", "--run.save_every", "2"]
+EVALUATED = ["--eval.every", "4", "--eval.episodes", "4"]
 PLAN, ANSWER = ("planner", "1+1=2"), ("solver", "17")
 
 
@@ -292,5 +292,5 @@ def test_files_for_training_fit(tmp_path):
 def test_what_nobody_graded_is_not_said_to_have_earned_nothing(rows, said, tmp_path, capsys):
     (tmp_path / "rows.jsonl").write_text("\n".join(rows))
     flags = ["--data", tmp_path / "rows.jsonl", "--out", tmp_path / "run", "--run.steps", 1]
-    assert imitated(*flags, "--algo.episodes", 4, "--algo.minibatches", 1) == 0
+    assert imitated(*flags, "--algo.episodes", 4) == 0
     assert said in capsys.readouterr().out.replace("\n", " ")
