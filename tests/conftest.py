@@ -34,8 +34,9 @@ from marft_jax.team.prompts import Team  # noqa: E402
 jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
-UNREAD = {"lr", "correction"} | set(  # LearnerSettings has what the first two mean
-    "episodes group_size epochs minibatches normalize gamma gae_lambda".split()
+UNREAD = set(
+    "lr lr_schedule lr_warmup weight_decay max_grad_norm agent_interval max_kl correction episodes "
+    "group_size epochs minibatches microbatch_tokens normalize gamma gae_lambda".split()
 )
 """Settings of an algorithm that only the host reads."""
 
@@ -72,8 +73,7 @@ def share_programs() -> None:
             return x
         unread = UNREAD & {own.name for own in dataclasses.fields(x.algo)}
         algo = dataclasses.replace(x.algo, **dict.fromkeys(unread))
-        x = x._replace(algo=algo, lora=dataclasses.replace(x.lora, init=None))
-        return x._replace(steps=0) if algo.lr_schedule == "constant" else x
+        return x._replace(algo=algo, lora=dataclasses.replace(x.lora, init=None), lr={}, steps=0)
 
     def members(team: Team) -> Any:
         facts = team.bases, team.owners, team.numbers, team.learning_bases
