@@ -16,7 +16,10 @@ from marft_jax.extras.gym.environment import Settings
 from marft_jax.types import Turn
 
 pytest.importorskip("reasoning_gym")
-READY = ("gsm_symbolic", "countdown", "mini_sudoku", "maze", "sokoban")
+READY = [
+    *("gsm_symbolic", "countdown"),
+    *(pytest.param(n, marks=pytest.mark.release) for n in ("mini_sudoku", "maze", "sokoban")),
+]
 
 
 def source(split="train", **env):
