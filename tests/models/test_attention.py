@@ -242,9 +242,17 @@ def test_on_a_gpu_the_kernel_is_taken_if_it_works(as_on_a_gpu, caplog):
     assert "it computes something else" in caplog.text
 
 
-@pytest.mark.parametrize("shape", [(1, 1, 1), (2, 1, 2)], ids=str)
-@pytest.mark.parametrize("window", WINDOWS)
-@pytest.mark.parametrize("t", [63, 64])
+@pytest.mark.parametrize(
+    "shape, window, t",
+    [
+        *(((1, 1, 1), window, 64) for window in WINDOWS),
+        ((1, 1, 1), "sliding", 63),
+        ((2, 1, 2), "full", 63),
+        ((2, 1, 2), "sliding", 64),
+        ((2, 1, 2), "sliding, known in a scan", 64),
+    ],
+    ids=str,
+)
 def test_attention_by_cudnn_is_attention_apart_from_the_kernel(shape, window, t, without_kernels):
     """With shared prefixes and windows, on meshes; rows of odd length take another way."""
     where = small.mesh_of(*shape)

@@ -381,8 +381,7 @@ def test_a_peft_folder_of_experts_is_read_as_it_was_written(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("stacked", [False, True])
-@pytest.mark.parametrize("mesh", [(1, 1, 1), (2, 2, 2)], ids=str)
+@pytest.mark.parametrize(("stacked", "mesh"), [(True, (1, 1, 1)), (False, (2, 2, 2))], ids=str)
 def test_gradients_of_each_owners_experts_are_the_same_on_every_mesh(stacked, mesh):
     expected = gradients(SPARSE, (1, 1, 1))
     found = gradients(dataclasses.replace(SPARSE, stacked=stacked), mesh)
@@ -510,16 +509,14 @@ def test_only_layers_that_repeat_are_stacked():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("shape", [(8, 1, 1), (2, 2, 2)], ids=str)
-def test_an_update_of_experts_is_that_of_one_device(shape):
+def test_an_update_of_experts_is_that_of_one_device():
     """Metrics to 1e-4; gradients, in Adam's moments, to 1e-5."""
-    (one, told), (many, seen) = learned((1, 1, 1)), learned(shape)
+    (one, told), (many, seen) = learned((1, 1, 1)), learned((2, 2, 2))
     chex.assert_trees_all_close(told, seen, atol=1e-4, rtol=1e-4)
     moments = [state.policies[MAIN].adapters_opt for state in (one, many)]
     chex.assert_trees_all_close(*moments, atol=1e-5, rtol=1e-4)
 
 
-@functools.cache
 def learned(shape: tuple[int, int, int]):
     """(state, metrics) of one optimiser step of GRPO on adapters of attention and experts."""
     where, team = small.mesh_of(*shape), small.team()

@@ -142,8 +142,7 @@ def base_of(kind: str, stacked: bool, mesh: tuple[int, int, int]):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("stacked", [False, True])
-@pytest.mark.parametrize("mesh", [(1, 1, 1), (2, 2, 2)], ids=str)
+@pytest.mark.parametrize(("stacked", "mesh"), [(False, (1, 1, 1)), (True, (2, 2, 2))], ids=str)
 def test_a_packed_base_computes_what_its_unpacked_values_would(kind, stacked, mesh):
     hidden = []
     for base in base_of(kind, stacked, mesh):
