@@ -192,7 +192,7 @@ def test_reference_logprobs(kl_in, reference, monkeypatch):
 
     _, sound, _ = update(learner, episodes=single)
     with monkeypatch.context() as patch:
-        patch.setattr(learner, "_logprobs" if reference == "start" else "_score",
+        patch.setattr(learner, "_forward" if reference == "start" else "_score",
                       logprobs if reference == "start" else score)  # fmt: skip
         check(agent, sound, *update(learner, episodes=single))
 
@@ -206,12 +206,13 @@ def test_returns_and_entropy_weights(mode, what, monkeypatch):
     whole = learner._estimate
 
     def estimates(state, batch, *scored):
-        found = whole(state, batch, *scored)
+        found, *rest = whole(state, batch, *scored)
         is_own_EJ = (batch.chain.agent_EJ == 0) & (batch.chain.mask_EJ > 0)
         if what == "weights":
-            spoiled_EJ = np.where(is_own_EJ, np.nan, found.weights.entropy)
-            return found._replace(weights=found.weights._replace(entropy=spoiled_EJ))
-        return found._replace(targets_EJ=np.where(is_own_EJ, np.nan, found.targets_EJ))
+            spoiled_EJ = np.where(is_own_EJ, np.nan, found.inputs["entropy"])
+            return found._replace(inputs=found.inputs | {"entropy": spoiled_EJ}), *rest
+        targets_EJ = np.where(is_own_EJ, np.nan, found.targets_EJ)
+        return found._replace(targets_EJ=targets_EJ), *rest
 
     with monkeypatch.context() as patch:
         patch.setattr(learner, "_estimate", estimates)

@@ -665,12 +665,13 @@ def spoiled_by(value: float, where: str):
         whole = ours._estimate
 
         def estimates(state, batch, *scored):
-            found = whole(state, batch, *scored)
+            found, *rest = whole(state, batch, *scored)
             x_EJ = np.array(getattr(found, where))
             x_EJ[tuple(np.argwhere((batch.chain.agent_EJ == 1) & (batch.chain.mask_EJ > 0))[0])] = (
                 value
             )
-            return found._replace(**{where: x_EJ})
+            inputs = found.inputs | ({"advantages": x_EJ} if where == "advantages_EJ" else {})
+            return found._replace(**{where: x_EJ, "inputs": inputs}), *rest
 
         monkeypatch.setattr(ours, "_estimate", estimates)
 
