@@ -54,8 +54,7 @@ def compile_plainly() -> None:
         "jax_compilation_cache_dir", os.environ["JAX_COMPILATION_CACHE_DIR"] + "_plain"
     )
     if jax.__version_info__ < (0, 11):  # later ones end at a flag that they no longer have
-        plain = "--xla_cpu_use_fusion_emitters=false", "--xla_cpu_parallel_codegen_split_count=1"
-        flags = " ".join([os.environ.get("XLA_FLAGS", ""), *plain])
+        flags = os.environ.get("XLA_FLAGS", "") + " --xla_cpu_use_fusion_emitters=false"
         with mock.patch.dict(os.environ, XLA_FLAGS=flags):
             jax.jit(lambda: 0)()  # the flags are read once, now
 
@@ -119,7 +118,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def room_for_programs():
     """A suite compiles more programs than one process can map."""
     yield
-    if compilation.is_crowded(share=0.35):
+    if compilation.is_crowded(share=0.3):
         compilation.drop_programs()
 
 
