@@ -32,6 +32,7 @@ from marft_jax.merging import (
     to_train,
 )
 from marft_jax.plugins import name_of
+from marft_jax.run.checking import check_team, check_training
 from marft_jax.sections import Words
 from marft_jax.setting import replaced, words_of
 from marft_jax.team.team_files import Blueprint
@@ -93,9 +94,11 @@ def parse_training(argv: Sequence[str]) -> Config:
     """Parses as ``parse`` does; the settings of a run that has begun come before all others.
 
     Raises:
-        BadInput: see ``parse``.
+        BadInput: see ``parse`` and ``check_training``.
     """
-    return to_train(_command_line(argv, "marft_jax.train"))
+    config = to_train(_command_line(argv, "marft_jax.train"))
+    check_training(config)
+    return config
 
 
 def parse_run(
@@ -108,7 +111,9 @@ def parse_run(
     """
     bare: list[Words] = [] if base is None else [{"model.base": [base]}]
     before = bare if run is None else [read_run(run)]
-    return _to_play([*before, *_command_line(flags, prog)])
+    config = _to_play([*before, *_command_line(flags, prog)])
+    check_team(config)
+    return config
 
 
 def _to_play(layers: Sequence[Words]) -> Config:

@@ -88,8 +88,11 @@ _LENGTHS = ["--model.context=256", "--team.max_new_tokens=24"]  # on any base, t
 def rollout(rounds: int, flags: list[str]) -> None:
     """Plays the same team as its own workflow and as a program, in turn."""
     from marft_jax import cli
+    from marft_jax.envs.base import open_source
     from marft_jax.envs.threads import DaemonThreads
-    from marft_jax.run.setup import make_rollout, open_session, open_source
+    from marft_jax.run.models import open_models
+    from marft_jax.run.playing import PlaySetup, make_player
+    from marft_jax.run.samplers import open_sampler
     from marft_jax.team.team_files import load_team
     from marft_jax.types import Sample
 
@@ -99,18 +102,21 @@ def rollout(rounds: int, flags: list[str]) -> None:
 
         ways["openai"] = ["over_openai"]
     sys.modules["benchmark_gateway"] = sys.modules[__name__]
-    threads, session, took = DaemonThreads(), None, {way: list[Any]() for way in ways}
+    threads, took = DaemonThreads(), {way: list[Any]() for way in ways}
     with contextlib.ExitStack() as stack:
         players = {}
         for way, names in ways.items():
             own_flags = [f"--env.name=benchmark_gateway:{name}" for name in names]
             own_flags += ["--team.workflow=program"] if names else []
             config = cli.parse([*_LENGTHS, *flags, *own_flags])
-            session = session or open_session(config, load_team(None))
-            team = session.team._replace(workflow="program" if names else "sequential")
-            own = session._replace(config=config, team=team)
-            session.sampler.load(_adapters(session), 0)
-            players[way] = make_rollout(own, open_source(stack, config, "train"), threads)
+            if not players:
+                models = stack.enter_context(open_models(config, load_team(None)))
+                sampler = stack.enter_context(open_sampler(models))
+                sampler.load(_adapters(models), "")
+            team = models.team._replace(workflow="program" if names else "sequential")
+            playing = PlaySetup(config, team, sampler, threads)
+            source = stack.enter_context(open_source(config.env, "train"))
+            players[way] = make_player(playing, source)
         for i in range(rounds + 1):
             for way, player in players.items():
                 samples = [Sample(task, task) for task in range(i * TASKS, (i + 1) * TASKS)]
@@ -126,11 +132,10 @@ def rollout(rounds: int, flags: list[str]) -> None:
         print(f"{way:14} {speed:6.0f} tokens/s  {words}")
 
 
-def _adapters(session: Any) -> Any:
-    from marft_jax.run.setup import restore_state
-    from marft_jax.types import MAIN
+def _adapters(models: Any) -> Any:
+    from marft_jax.run.states import restore_state
 
-    return restore_state(session, None).adapters[MAIN]
+    return restore_state(models, None).adapters
 
 
 def serve(requests: int, clients: int, flags: list[str]) -> None:
@@ -139,14 +144,17 @@ def serve(requests: int, clients: int, flags: list[str]) -> None:
     from marft_jax.extras.gateway.command import open_app
     from marft_jax.extras.gateway.http import make_server
     from marft_jax.random_keys import Stream
-    from marft_jax.run.setup import open_session
+    from marft_jax.run.models import open_models
+    from marft_jax.run.samplers import open_sampler
     from marft_jax.sampling.protocol import Request
     from marft_jax.team.team_files import load_team
 
     config = cli.parse([*_LENGTHS, *flags])
-    session = open_session(config, load_team(None), at_once=sys.maxsize)
-    session.sampler.load(_adapters(session), 0)
-    team = session.team
+    stack = contextlib.ExitStack()  # closed with the process
+    models = stack.enter_context(open_models(config, load_team(None)))
+    sampler = stack.enter_context(open_sampler(models, at_once=sys.maxsize))
+    sampler.load(_adapters(models), "")
+    team = models.team
     works = []
     for i in range(requests):
         messages = [{"role": "system", "content": team.profiles[1].prompt}]
@@ -157,9 +165,9 @@ def serve(requests: int, clients: int, flags: list[str]) -> None:
 
     def alone() -> tuple[float, list[list[int]]]:
         began, done = time.perf_counter(), {}
-        tickets = [session.sampler.submit(work) for work in works]
-        while session.sampler.busy:
-            done |= dict(session.sampler.step())
+        tickets = [sampler.submit(work) for work in works]
+        while sampler.busy:
+            done |= dict(sampler.step())
         return time.perf_counter() - began, [done[t].ids.tolist() for t in tickets]
 
     with open_app(None, config) as app, socket.create_server(("127.0.0.1", 0)) as listener:

@@ -32,7 +32,7 @@ from marft_jax import (
 )
 from marft_jax.errors import BadInput, RunFailed, printable
 from marft_jax.plugins import load_plugin
-from marft_jax.run import directory, opening, transcripts
+from marft_jax.run import checking, directory, transcripts
 from marft_jax.team.profiles import BUILT_IN
 from marft_jax.team.team_files import Blueprint
 
@@ -231,13 +231,13 @@ def test_evaluate_and_chat_take_the_settings_and_the_team_of_the_run(tmp_path):
 def test_training_refuses_samples_that_teach_nothing_and_step_rewards_that_are_none():
     greedy = cli.configure({"team.temperature": 0.0})
     with pytest.raises(BadInput, match="agent 'planner': expected a temperature above 0"):
-        opening.check_learns(greedy, Blueprint(BUILT_IN))
+        checking.check_learns(greedy, Blueprint(BUILT_IN))
     [planner, solver] = BUILT_IN
     frozen = dataclasses.replace(planner, trainable=False, temperature=0.0)
-    opening.check_learns(cli.configure(), Blueprint((frozen, solver)))
+    checking.check_learns(cli.configure(), Blueprint((frozen, solver)))
     misspelt = dataclasses.replace(planner, reward="planer")
     with pytest.raises(BadInput, match="got 'planer'"):
-        opening.check_learns(cli.configure(), Blueprint((misspelt, solver)))
+        checking.check_learns(cli.configure(), Blueprint((misspelt, solver)))
 
 
 def test_questions_may_be_anything(monkeypatch):

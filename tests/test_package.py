@@ -55,10 +55,14 @@ def test_light_work_does_not_import_a_heavy_library(done, repository):
     assert done.stdout.strip() == "set()"
 
 
-@pytest.mark.parametrize("command", ["train", "imitate", "evaluate", "chat"])
-@pytest.mark.parametrize("words", [["--help"], ["--run.stepz", "3"]])
+@pytest.mark.parametrize(
+    "command", ["train", "imitate", "evaluate", "chat", "serve", "plan", "export", "check"]
+)
+@pytest.mark.parametrize("words", [["--help"], ["--run.stepz", "3"], ["--team.workflow", "seq"]])
 def test_help_and_a_typo_are_answered_before_jax_is_imported(command, words, repository):
-    own = {"imitate": ["--out", "x"], "evaluate": ["--base", "tiny"], "chat": ["--base", "tiny"]}
+    own = dict.fromkeys(("evaluate", "chat", "serve"), ["--base", "tiny"])
+    own |= {"imitate": ["--out", "x"], "plan": ["--topology", "cpu:8"]}
+    own |= {"export": ["--run", "x", "--out", "y"], "check": ["a.b:C"]}
     code = (
         f"import sys; from marft_jax import {command}\n"
         f"try: {command}.main({[*own.get(command, []), *words]})\n"

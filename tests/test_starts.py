@@ -20,9 +20,11 @@ from marft_jax.config import Config, dump
 from marft_jax.errors import BadInput
 from marft_jax.extras.gateway.command import open_app
 from marft_jax.learning.settings import Imitation
-from marft_jax.run import imitation, setup
+from marft_jax.run import imitation, models
 from marft_jax.run.directory import write_settings
-from marft_jax.run.setup import Session, make_learner, open_session
+from marft_jax.run.models import TeamModels, open_models
+from marft_jax.run.samplers import open_sampler
+from marft_jax.run.states import make_learner
 from marft_jax.setting import replaced
 from marft_jax.team.team_files import load_team
 
@@ -70,36 +72,36 @@ def loaded_once(monkeypatch):
         check(base.config)
         return base
 
-    monkeypatch.setattr(setup, "load_onto", load)
+    monkeypatch.setattr(models, "load_onto", load)
 
 
-_load = functools.cache(setup.load_onto)
+_load = functools.cache(models.load_onto)
 
 
 def nameless(config: Config) -> str:
     return dump(replaced(config, "team.file", None))
 
 
-def opened(config: Config) -> Session:
-    session = open_session(config, load_team(config.team.file), at_once=1)
-    make_learner(session)
-    return session
+def opened(config: Config) -> TeamModels:
+    with open_models(config, load_team(config.team.file)) as start, open_sampler(start, at_once=1):
+        make_learner(start)
+        return start
 
 
-def started(flags: list[str], base: str, folder: Path) -> Session:
+def started(flags: list[str], base: str, folder: Path) -> TeamModels:
     """Opens what each command opens for a training with these flags; returns that of ``train``."""
     flags = [*flags, "--model.base", base, "--run.dir", str(folder)]
-    session = opened(cli.parse_training(flags))
+    start = opened(cli.parse_training(flags))
     opened(imitation.settings_of(cli.parse_training([*flags, "--algo.name", Imitation.name])))
     cli.parse(flags, prog="marft_jax.plan")
-    write_settings(folder, session.config, load_team(session.config.team.file))
+    write_settings(folder, start.config, load_team(start.config.team.file))
     for command in ("evaluate", "chat", "serve", "export"):
         asked = opened(cli.parse_run(str(folder), None, [], f"marft_jax.{command}"))
-        assert asked.team.sampling == session.team.sampling, command
-        assert asked.team.contexts == session.team.contexts, command
+        assert asked.team.sampling == start.team.sampling, command
+        assert asked.team.contexts == start.team.contexts, command
     again = cli.parse(["--config", str(folder / "config.yaml"), "--run.dir", str(folder)])
-    assert nameless(again) == nameless(session.config)  # a run directory shows what was used
-    return session
+    assert nameless(again) == nameless(start.config)  # a run directory shows what was used
+    return start
 
 
 def local(team: Path, base: str, folder: Path) -> str:
@@ -133,8 +135,8 @@ def test_each_command_starts_with_each_shipped_config(file, kind, bases, folder)
     if kind == "tiny" and config.model.context > 1024:
         flags += ["--model.context", "1000", "--team.max_new_tokens", "99"]
     flags += ["--lora.init", "none", "--mesh.data", "-1", "--mesh.fsdp", "1", "--mesh.tensor", "1"]
-    session = started(flags, bases[kind], folder)
-    assert session.config.env == config.env and session.config.algo.name == config.algo.name
+    start = started(flags, bases[kind], folder)
+    assert start.config.env == config.env and start.config.algo.name == config.algo.name
 
 
 OWN = {
@@ -166,21 +168,21 @@ def test_what_agents_say_themselves_and_what_follows_from_the_base_go_together(
     team = folder.parent / "team.yaml"
     team.write_text(yaml.safe_dump({"agents": agents}))
     flags, short = ["--team.file", str(team)], "short" in kind
-    session = started(flags, bases[kind], folder)
+    start = started(flags, bases[kind], folder)
     lengths = (256, 24) if kind == "tiny" else (200, 50) if short else (1024, 256)
-    assert (session.config.model.context, session.config.team.max_new_tokens) == lengths
-    usual = getattr(session.config.team, name)
+    assert (start.config.model.context, start.config.team.max_new_tokens) == lengths
+    usual = getattr(start.config.team, name)
     expected = [sampled(own) if i in who else usual for i in range(2)]
-    assert [getattr(s, name) for s in session.team.sampling] == expected
+    assert [getattr(s, name) for s in start.team.sampling] == expected
 
     given = [*flags, f"--team.{name}", str(of_team), "--model.base", bases[kind]]
     if len(who) == 2:  # nobody would read it
         with pytest.raises(BadInput, match=f"--team.{name}: .* without its own `{name}`"):
             cli.parse(given)
     else:
-        session = opened(cli.parse(given))
+        start = opened(cli.parse(given))
         expected = [sampled(own if i in who else of_team) for i in range(2)]
-        assert [getattr(s, name) for s in session.team.sampling] == expected
+        assert [getattr(s, name) for s in start.team.sampling] == expected
 
 
 TWO = """
@@ -222,7 +224,7 @@ def test_a_length_that_the_base_lacks_is_refused(flags, fault, kind, bases, tmp_
 
 
 def test_a_context_is_refused_before_weights_are_read(bases, monkeypatch):
-    monkeypatch.setattr(setup, "load_onto", _load.__wrapped__)
+    monkeypatch.setattr(models, "load_onto", _load.__wrapped__)
     monkeypatch.setattr("marft_jax.models.weights.load.fill", None)
     with pytest.raises(BadInput, match="expected at most 200"):
         opened(cli.parse(["--model.base", bases["short directory"], "--model.context", "201"]))
@@ -244,9 +246,9 @@ def test_lengths_that_nobody_gave_are_those_of_each_agents_base(
 ):
     (tmp_path / "team.yaml").write_text(TWO.format(bases["short gguf"], ""))
     words = [w.format(long=bases["directory"], short=bases["short directory"]) for w in flags]
-    session = opened(cli.parse(["--team.file", str(tmp_path / "team.yaml"), *words]))
-    assert session.team.contexts == contexts
-    assert tuple(s.max_new_tokens for s in session.team.sampling) == longest
+    start = opened(cli.parse(["--team.file", str(tmp_path / "team.yaml"), *words]))
+    assert start.team.contexts == contexts
+    assert tuple(s.max_new_tokens for s in start.team.sampling) == longest
 
 
 @pytest.mark.parametrize("kind", [*BASES, "short directory", "short gguf"])

@@ -9,13 +9,14 @@ This module imports neither JAX nor any heavy package.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import hashlib
 import importlib
 import inspect
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from inspect import Parameter
 from typing import Any, Literal, NamedTuple, Protocol, cast
 
@@ -291,6 +292,16 @@ def make(settings: EnvSettings, split: Split) -> EnvSource:
     own = {} if type(settings) is Own else {"settings": settings}
     options = getattr(settings, "options", ())
     return from_class(_bind(name, found, options, own), split)
+
+
+@contextlib.contextmanager
+def open_source(settings: EnvSettings, split: Split) -> Iterator[EnvSource]:
+    """Opens the environment that the settings name, see ``make``, and closes it in the end."""
+    source = make(settings, split)
+    try:
+        yield source
+    finally:
+        source.close()
 
 
 def _bind(

@@ -10,26 +10,28 @@ import functools
 import hashlib
 import json
 import logging
-from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Executor
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import product
 from pathlib import Path
+from typing import NamedTuple
 
 import jax
 import numpy as np
 
 from marft_jax.config import Config
-from marft_jax.envs.base import EnvSource
+from marft_jax.envs.base import EnvSource, open_source
 from marft_jax.evaluation.benchmarks import BenchmarkPlan, plans
 from marft_jax.evaluation.scores import Record, score
 from marft_jax.formats import jsonlines
 from marft_jax.models.lora import Adapters
+from marft_jax.models.weights.load import BaseModel
 from marft_jax.run import transcripts
 from marft_jax.run.compatibility import identity_of
 from marft_jax.run.directory import numbered_folder
 from marft_jax.run.inputs import inputs_of
+from marft_jax.run.playing import PlaySetup, play_held_out
 from marft_jax.run.reporters import Reporter
-from marft_jax.run.setup import Session, open_source, play_held_out
+from marft_jax.team.prompts import Team
 
 LOGGER = logging.getLogger("marft_jax")
 
@@ -55,7 +57,7 @@ class Answers:
     Args:
         source: the tasks.
         file: saves answers, and may hold answers of an earlier start; None keeps them in memory.
-        adapters: the loaded adapters that answer; needed with ``file`` only.
+        key: see ``key_of``; needed with ``file`` only.
 
     Attributes:
         tasks, total: number of tasks, and of answers when all are played.
@@ -64,35 +66,31 @@ class Answers:
 
     def __init__(
         self,
-        session: Session,
+        playing: PlaySetup,
         plan: BenchmarkPlan,
         source: EnvSource,
         file: Path | None = None,
-        adapters: Mapping[str, Adapters] | None = None,
+        key: str = "",
     ) -> None:
-        self._session, self._source = session._replace(config=plan.config), source
-        self._plan, self._file = plan, file
+        self._playing, self._source = playing._replace(config=plan.config), source
+        self._plan, self._file, self._key = plan, file, key
         self.tasks = plan.count(source.size)
         self.total = plan.samples * self.tasks
-        self._key = key_of(self._session, adapters, source.size) if file else ""
-        self.found = _saved(file, self._key, plan.samples, self.tasks) if file else {}
+        self.found = _saved(file, key, plan.samples, self.tasks) if file else {}
 
-    def play(
-        self, threads: Executor, report: Callable[[int], None] | None = None, step: int = 0
-    ) -> list[Record]:
+    def play(self, report: Callable[[int], None] | None = None, step: int = 0) -> list[Record]:
         """Plays the missing answers and returns all records.
 
         Args:
             report: is called with the number of answers so far.
             step: part of the random keys, so that evaluations of other steps sample anew.
         """
-        decoders = self._session.team.decoders
+        decoders = self._playing.team.decoders
         for sample, start, stop in self._missing():
             before = len(self.found)
             each = (lambda over: report(before + over)) if report else None  # noqa: B023
-            played = play_held_out(
-                self._session, self._source, threads, sample, stop, start, each, step
-            )
+            how = sample, stop, start, each, step
+            played = play_held_out(self._playing, self._source, *how)
             where = {"benchmark": self._plan.name, "sample": sample, "key": self._key}
             rows = transcripts.records(played, decoders)
             lines = [jsonlines.dumps(where | row) for row in rows]
@@ -104,7 +102,7 @@ class Answers:
 
     def _missing(self) -> Iterator[tuple[int, int, int]]:
         """Yields blocks of tasks to play, as (sample, first task, last task + 1)."""
-        at_once = self._session.sampler.capabilities.at_once
+        at_once = self._playing.sampler.capabilities.at_once
         size = max(16, 4 * at_once) if self._file else max(self.tasks, 1)
         for sample, start in product(range(self._plan.samples), range(0, self.tasks, size)):
             block = range(start, min(start + size, self.tasks))
@@ -112,19 +110,25 @@ class Answers:
                 yield sample, missing[0], missing[-1] + 1
 
 
-def key_of(session: Session, adapters: Mapping[str, Adapters] | None, size: int | None) -> str:
+def key_of(
+    config: Config,
+    bases: Mapping[str, BaseModel],
+    team: Team,
+    adapters: Mapping[str, Adapters],
+    size: int | None,
+) -> str:
     """Hashes everything that decides the answers: base, team, adapters, number of tasks, settings
     outside ``WITHOUT_EFFECT``, the data and code that these name, and library versions."""
-    identity = identity_of(session.config, session.bases, session.team)
+    identity = identity_of(config, bases, team)
     for name in WITHOUT_EFFECT:
         section, _, setting = name.partition(".")
         (identity["config"][section] if setting else identity["config"]).pop(setting or section, 0)
     sha = hashlib.sha256()
     for leaf in jax.tree.leaves(adapters):
         sha.update(np.asarray(leaf).tobytes())
-    files = inputs_of(session.config, session.team.workflow, session.team.profiles).values()
+    files = inputs_of(config, team.workflow, team.profiles).values()
     hashes = [file.sha256 for each in files for file in each]
-    parts = [identity, session.team.opener, size, sha.hexdigest(), *hashes]
+    parts = [identity, team.opener, size, sha.hexdigest(), *hashes]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -151,37 +155,39 @@ def _saved(file: Path, key: str, samples: int, tasks: int) -> dict[tuple[int, in
     return {at: own for at, own in found.items() if at[0] < samples and at[1] < tasks}
 
 
-class PeriodicEvaluation:
-    """Evaluates a training on its benchmarks, or without any on its held-out tasks.
+@contextlib.contextmanager
+def open_evaluation(config: Config) -> Iterator[PeriodicEvaluation]:
+    """Opens what a training is evaluated on: its benchmarks, or without any its held-out tasks;
+    nothing without ``eval.every``."""
+    settings = config.eval
+    wanted = (settings.benchmarks, config, settings.data, 1, settings.episodes)
+    with contextlib.ExitStack() as stack:
+        benchmarks = [
+            (plan, stack.enter_context(open_source(plan.config.env, "eval")))
+            for plan in (plans(*wanted) if settings.every else [])
+        ]
+        yield PeriodicEvaluation(benchmarks)
 
-    The tasks are opened before a model is loaded, and closed with the stack.
 
-    Attributes:
-        plans: a plan per benchmark; empty without ``eval.every``.
-    """
+class PeriodicEvaluation(NamedTuple):
+    """Evaluates a training on benchmarks, each with the source of its tasks."""
 
-    def __init__(self, stack: contextlib.ExitStack, config: Config):
-        settings = config.eval
-        wanted = (settings.benchmarks, config, settings.data, 1, settings.episodes)
-        self.plans = plans(*wanted) if settings.every else []
-        self._sources = [open_source(stack, plan.config, "eval") for plan in self.plans]
+    benchmarks: Sequence[tuple[BenchmarkPlan, EnvSource]]
 
     @property
     def metric_names(self) -> list[str]:
         """Names of the metrics that ``evaluate`` returns."""
-        return [name for plan in self.plans for name in plan.metric_names]
+        return [name for plan, _ in self.benchmarks for name in plan.metric_names]
 
-    def evaluate(
-        self, session: Session, threads: Executor, step: int, reporter: Reporter
-    ) -> dict[str, float]:
+    def evaluate(self, playing: PlaySetup, step: int, reporter: Reporter) -> dict[str, float]:
         """Returns the metrics of all benchmarks: accuracy, and pass@k with several samples."""
         metrics: dict[str, float] = {}
-        for plan, source in zip(self.plans, self._sources, strict=True):
-            answers = Answers(session, plan, source)
+        for plan, source in self.benchmarks:
+            answers = Answers(playing, plan, source)
             what = f"evaluating {plan.name}"
             reporter.doing(what)
             doing = functools.partial(reporter.doing, what, total=answers.total)
-            found = score(answers.play(threads, doing, step))
+            found = score(answers.play(doing, step))
             reporter.event(f"step {step}: {plan.name}: {found}")
             metrics |= found.metrics(plan.name)
         return metrics

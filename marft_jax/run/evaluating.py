@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import tempfile
-from concurrent.futures import Executor
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,21 +15,26 @@ from rich.console import Console
 
 from marft_jax import cli
 from marft_jax import config as config_lib
+from marft_jax.envs.base import open_source
 from marft_jax.envs.threads import DaemonThreads
 from marft_jax.errors import BadInput, printable, reason
 from marft_jax.evaluation import tables
 from marft_jax.evaluation.benchmarks import BenchmarkPlan, plans
 from marft_jax.evaluation.scores import Record, Scores, score
 from marft_jax.formats import foreign, jsonlines
-from marft_jax.run.answers import Answers
+from marft_jax.run.answers import Answers, key_of
+from marft_jax.run.checking import check_team
 from marft_jax.run.directory import numbered_folder
+from marft_jax.run.models import open_models
+from marft_jax.run.playing import PlaySetup
 from marft_jax.run.progress import Progress
-from marft_jax.run.setup import Session, open_session, open_source, restore_state
+from marft_jax.run.samplers import open_sampler
 from marft_jax.run.signals import Stop
+from marft_jax.run.states import restore_state
 from marft_jax.sampling.protocol import version_of
 from marft_jax.setting import check_local
 from marft_jax.team.profiles import last_answering
-from marft_jax.team.team_files import load_team
+from marft_jax.team.prompts import Team
 
 
 class Variant(NamedTuple):
@@ -84,24 +88,27 @@ def evaluate_team(
     scores: Scores = {}
     with contextlib.ExitStack() as stack:
         stop = stack.enter_context(Stop("stopped before an answer was saved; start again"))
-        sources = [open_source(stack, plan.config, "eval") for plan in wanted]
+        sources = [stack.enter_context(open_source(plan.config.env, "eval")) for plan in wanted]
         pairs = list(zip(wanted, sources, strict=True))
         at_once = max(plan.count(source.size) for plan, source in pairs)
-        session = open_session(config, load_team(config.team.file), at_once, stop=stop)
-        state = restore_state(session, run, step)
+        models = stack.enter_context(open_models(config, check_team(config)))
+        team, sampler = models.team, stack.enter_context(open_sampler(models, at_once))
+        state = restore_state(models, run, step)
         at_step, adapters = int(state.step) if run else None, state.adapters
         del state  # optimisers and critic make room
         stop.expect("stopping: saved answers stay, the same command goes on from there")
         stop.protect(lambda: None)  # they are on the disk
         who = f"{run}, step {at_step}" if run else f"{config.model.base} without adapters"
-        console.print(printable(f"{' -> '.join(session.team.names)}: {who}"))
-        threads, zeros = DaemonThreads(), jax.tree.map(jnp.zeros_like, adapters)
+        console.print(printable(f"{' -> '.join(team.names)}: {who}"))
+        playing = PlaySetup(models.config, team, sampler, DaemonThreads(), stop)
+        zeros = jax.tree.map(jnp.zeros_like, adapters)
         for (plan, source), variant in product(pairs, variants):
             own = adapters if variant.trained else zeros
-            session.sampler.load(own, version_of(own))
-            file = folder / _file_name(plan, at_step, variant)
-            answers = Answers(_as_variant(session, variant), plan, source, file, own)
-            found = score(_played(answers, plan.name, threads, console))
+            sampler.load(own, version_of(own))
+            file, members = folder / _file_name(plan, at_step, variant), _as_variant(team, variant)
+            key = key_of(plan.config, models.bases, members, own, source.size)
+            answers = Answers(playing._replace(team=members), plan, source, file, key)
+            found = score(_played(answers, plan.name, console))
             scores[plan.name, variant.name] = found
             which = f", {variant.name}" if compare else ""
             console.print(printable(f"{plan.name}{which}: {found}\nresponses: {file}"))
@@ -110,7 +117,7 @@ def evaluate_team(
     return scores
 
 
-def _played(answers: Answers, name: str, threads: Executor, console: Console) -> list[Record]:
+def _played(answers: Answers, name: str, console: Console) -> list[Record]:
     """Plays what is not answered yet, and shows how far it is."""
     kept = f", {len(answers.found)} of {answers.total} were already answered"
     console.print(printable(f"{name}: {answers.tasks} tasks{kept if answers.found else ''}"))
@@ -121,7 +128,7 @@ def _played(answers: Answers, name: str, threads: Executor, console: Console) ->
             so_far = f", reward {sum(rewards) / len(rewards):.4f} so far" if rewards else ""
             progress(count, answers.total, so_far or (", compiling ..." if not count else ""))
 
-        return answers.play(threads, report)
+        return answers.play(report)
 
 
 def writable_folder(out: str | Path | None, run: str | Path | None, base: str) -> Path:
@@ -140,12 +147,12 @@ def writable_folder(out: str | Path | None, run: str | Path | None, base: str) -
     return folder
 
 
-def _as_variant(session: Session, variant: Variant) -> Session:
-    """Session of the whole team, or of its last answering agent alone."""
+def _as_variant(team: Team, variant: Variant) -> Team:
+    """Returns the whole team, or its last answering agent alone."""
     if not variant.alone:
-        return session
-    opener = last_answering(session.team.profiles)
-    return session._replace(team=session.team._replace(workflow="solo", opener=opener, messages=()))
+        return team
+    opener = last_answering(team.profiles)
+    return team._replace(workflow="solo", opener=opener, messages=())
 
 
 def _file_name(plan: BenchmarkPlan, step: int | None, variant: Variant) -> str:

@@ -13,7 +13,6 @@ import numpy as np
 
 from marft_jax import random_keys, unread
 from marft_jax.config import Config
-from marft_jax.envs.threads import DaemonThreads
 from marft_jax.errors import BadInput, one_line
 from marft_jax.formats import jsonlines
 from marft_jax.learning.credit import make_credit
@@ -23,12 +22,11 @@ from marft_jax.parallel import processes
 from marft_jax.random_keys import Stream
 from marft_jax.rollout.collect import Collected
 from marft_jax.rollout.recorded import Demonstration, demonstrated, read, replay
-from marft_jax.rollout.rollout import Rollout
 from marft_jax.run.loop import learn_from
 from marft_jax.run.opening import open_training
+from marft_jax.run.playing import make_rollout
 from marft_jax.run.signals import EXIT_STOPPED
 from marft_jax.run.training import Training
-from marft_jax.team.workflows import find_workflow
 from marft_jax.types import Credit, Episode, OnStep
 
 _ALGO = {field.name for field in dataclasses.fields(Imitation)} - {"name"}
@@ -81,11 +79,11 @@ def imitate_team(config: Config, wanted: Wanted, on_step: OnStep | None = None) 
     with open_training(config) as run:
         unread.log(warning)
         episodes, held_out = prepared(run, config, wanted, found)
-        credit, learner = make_credit(config.algo, run.session.team), run.learner
+        credit, learner = make_credit(config.algo, run.models.team), run.learner
         unseen = batch_of(held_out, credit, len(held_out), (config.run.seed, 0))
 
         def take(state: TrainState, step: int, rollbacks: int) -> tuple[Collected, tuple[()]]:
-            run.session.sampler.release()  # nothing but an evaluation needs it
+            run.playing.sampler.release()  # nothing but an evaluation needs it
             return batch_of(episodes, credit, config.algo.episodes, run.seed(step)), ()
 
         def also(state: TrainState) -> dict[str, Any]:
@@ -122,28 +120,16 @@ def prepared(
     Raises:
         BadInput: there are none, they cannot all be replayed, or they are not those of before.
     """
-    session = run.session
     least = -np.inf if wanted.min_reward is None else wanted.min_reward
     tasks = [
         random_keys.demonstrated_task(config.run.seed, number, run.source.size)
         for number in range(wanted.generated)
     ]
-    found = [*found, *demonstrated(run.source.create, session.team.profiles, tasks)]
+    found = [*found, *demonstrated(run.source.create, run.models.team.profiles, tasks)]
     demonstrations = [
         d for d in found if isinstance(d, Demonstration) and (d.reward is None or d.reward >= least)
     ]
-    rollout = Rollout(
-        None,
-        session.team,
-        find_workflow(session.team.workflow),
-        run.source.create,
-        DaemonThreads(),
-        step_seconds=config.rollout.step_seconds,
-        max_tool_calls=config.team.max_tool_calls,
-        max_turns=config.rollout.max_turns,
-        stop=session.stop,
-    )
-    tried = replay(demonstrations, rollout)
+    tried = replay(demonstrations, make_rollout(run.playing, run.source))
     _check([x for x in (*found, *tried) if isinstance(x, str)], len(found))
     played = [x for x in tried if not isinstance(x, str)]
     pairs = zip(demonstrations, played, strict=True)

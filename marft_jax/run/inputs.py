@@ -21,6 +21,7 @@ from marft_jax.tools import name_of
 
 if TYPE_CHECKING:
     from marft_jax.team.profiles import Profile
+    from marft_jax.team.team_files import Blueprint
 
 _FILE = "inputs.json"
 
@@ -45,7 +46,8 @@ def inputs_of(config: Config, workflow: str = "", agents: Iterable[Profile] = ()
         for path in map(Path, dict.fromkeys((text, text.partition("=")[2]))):
             with contextlib.suppress(OSError):  # too long a name
                 if path.is_file():
-                    found.setdefault(f"--env.{name}", []).append(_hashed(path))
+                    key = f"--env.{name}"
+                    found[key] = [*found.get(key, ()), _hashed(path)]
     parts = config.env, config.algo, config.rollout
     texts = [text for part in parts for _, text in _texts(part)]
     texts.append(workflow)
@@ -59,8 +61,11 @@ def inputs_of(config: Config, workflow: str = "", agents: Iterable[Profile] = ()
     return found
 
 
-def check_unchanged(run: Path, now: Inputs) -> None:
-    """Raises ``BadInput`` where a run that has checkpoints began with other data or code."""
+def check_unchanged(config: Config, blueprint: Blueprint) -> Inputs:
+    """Returns the hashes of what a training learns from; raises ``BadInput`` where its run has
+    checkpoints and began with other data or code."""
+    workflow = config.team.workflow or blueprint.workflow
+    run, now = Path(config.run.dir), inputs_of(config, workflow, blueprint.agents)
     differing = _changes(_read(run), now) if any(run.glob("checkpoints/*/meta.json")) else []
     if differing:
         raise BadInput(
@@ -68,6 +73,7 @@ def check_unchanged(run: Path, now: Inputs) -> None:
             f"with, or begin a new run with another --run.dir (--lora.init {run} starts it from "
             "the adapters of this run)"
         )
+    return now
 
 
 def write(run: Path, inputs: Inputs) -> None:

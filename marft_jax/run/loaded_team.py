@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from pathlib import Path
 
@@ -10,10 +11,12 @@ from marft_jax.config import Config
 from marft_jax.envs.base import Grade, Task, question_source
 from marft_jax.envs.threads import DaemonThreads
 from marft_jax.errors import BadInput
-from marft_jax.run.setup import open_session, play_held_out, restore_state
+from marft_jax.run.checking import check_team
+from marft_jax.run.models import open_models
+from marft_jax.run.playing import PlaySetup, play_held_out
+from marft_jax.run.samplers import open_sampler
+from marft_jax.run.states import restore_state
 from marft_jax.sampling.protocol import version_of
-from marft_jax.team.assemble import workflow_of
-from marft_jax.team.team_files import load_team
 from marft_jax.team.workflows import NEED_ENV
 from marft_jax.types import Episode
 
@@ -37,16 +40,19 @@ class LoadedTeam:
         self, run: str | Path | None, config: Config | None = None, step: int | str = "latest"
     ) -> None:
         config = config or cli.configure_run(run)
-        blueprint = load_team(config.team.file)
-        if (workflow := workflow_of(config.team, blueprint)) in NEED_ENV:
+        blueprint = check_team(config)
+        if (workflow := config.team.workflow or blueprint.workflow) in NEED_ENV:
             raise BadInput(
                 f"--team.workflow {workflow}: expected a team that answers questions, and this one "
                 "needs its environment; use marft_jax.evaluate, or marft_jax.serve for one agent"
             )
-        self._session = open_session(config, blueprint, at_once=len(blueprint.agents))
-        state = restore_state(self._session, run, step)
-        self._session.sampler.load(state.adapters, version_of(state.adapters))
-        self._threads, self._asked = DaemonThreads(), itertools.count()
+        self._stack = contextlib.ExitStack()
+        models = self._stack.enter_context(open_models(config, blueprint))
+        sampler = self._stack.enter_context(open_sampler(models, at_once=len(blueprint.agents)))
+        state = restore_state(models, run, step)
+        sampler.load(state.adapters, version_of(state.adapters))
+        self._playing = PlaySetup(models.config, models.team, sampler, DaemonThreads())
+        self._asked = itertools.count()
 
     def ask(self, question: str) -> Episode:
         """Plays the question; ``turns`` of the episode are what each agent was shown and wrote.
@@ -56,5 +62,5 @@ class LoadedTeam:
         """
         task = Task(question, "")
         source = question_source(lambda _: task, lambda *_: _UNGRADED, horizon=1)
-        played = play_held_out(self._session, source, self._threads, next(self._asked), 1)
+        played = play_held_out(self._playing, source, next(self._asked), 1)
         return played.episodes[0]._replace(results=())

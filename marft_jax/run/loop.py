@@ -20,11 +20,12 @@ from marft_jax.run.loggers import find_loggers
 from marft_jax.run.measuring import measure, report, transcribe, warn_without_gradient
 from marft_jax.run.metrics import Clock
 from marft_jax.run.next_steps import next_steps
+from marft_jax.run.notices import first_step_notice
 from marft_jax.run.opening import open_training
+from marft_jax.run.playing import make_player
 from marft_jax.run.saving import roll_back, save
-from marft_jax.run.setup import make_rollout
 from marft_jax.run.signals import EXIT_STOPPED
-from marft_jax.run.training import Training, first_step_notice, rollout_source
+from marft_jax.run.training import Training, rollout_source
 from marft_jax.sampling.protocol import version_of
 from marft_jax.types import OnStep, Sample, TrainedStep, Version
 
@@ -77,7 +78,8 @@ def learn_from(
     state, clock, steps = run.state, Clock(checkpoint_s=0.0), run.config.run.steps
     warned = False
     if (first := int(state.step) + 1) <= steps:
-        run.reporter.event(first_step_notice(run.session, first))
+        programs = run.playing.sampler.capabilities.programs
+        run.reporter.event(first_step_notice(run.config, programs, first))
     while (step := int(state.step)) < steps:
         run.announce(step, "playing")
         collected, past = take(state, step, run.rollbacks)
@@ -105,7 +107,7 @@ def learn_from(
         finished = TrainedStep(step + 1, metrics, collected.episodes)
         enough = on_step is not None and bool(on_step(finished))
         run.stop_if(enough and int(state.step) < steps)
-    for line in next_steps(run.config, run.session.team.workflow):
+    for line in next_steps(run.config, run.models.team.workflow):
         run.reporter.event(line)
 
 
@@ -124,11 +126,11 @@ def rehearse(config: Config) -> int:
         warning = unread.warning(config)
         with open_training(dataclasses.replace(config, run=own), rehearses=True) as run:
             unread.log(warning)
-            run.session.sampler.load(run.state.adapters, version_of(run.state.adapters))
+            run.playing.sampler.load(run.state.adapters, version_of(run.state.adapters))
             source = run.curriculum.source(run.curriculum.level(run.state.progress))
             console = Console(quiet=not processes.is_lead())
-            [episode] = make_rollout(run.session, source, run.threads).play([_FIRST], 0).episodes
-            console.print(transcripts.render(episode, run.session.team.decoders))
+            [episode] = make_player(run.playing, source).play([_FIRST], 0).episodes
+            console.print(transcripts.render(episode, run.models.team.decoders))
             last = f"nothing is learned or kept; without --dry_run this goes to {config.run.dir}"
             console.print(last, soft_wrap=True, markup=False, highlight=False)
     return 0

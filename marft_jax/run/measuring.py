@@ -28,7 +28,7 @@ LOGGER = logging.getLogger("marft_jax")
 
 def transcribe(run: Training, done: int, collected: Collected, estimates: Estimates) -> None:
     """Writes the transcripts of a step where they are due; the devices may still update."""
-    config, decoders = run.config, run.session.team.decoders
+    config, decoders = run.config, run.models.team.decoders
     if not _is_due(run, config.run.transcripts_every, done):
         return
     level = find_algorithm(config.algo.name).level
@@ -67,7 +67,7 @@ def measure(
 ) -> dict[str, float]:
     """Returns the numbers of the step after which ``done`` steps are done."""
     seconds = {**clock.seconds, **collected.seconds, "step_s": clock.total_s}
-    metrics = metrics_of(done, collected, batch, learned, seconds, run.session.team, run.config)
+    metrics = metrics_of(done, collected, batch, learned, seconds, run.models.team, run.config)
     compiled = run.compilations.metrics()
     if compiled["device/compiled"]:
         compilation.give_back_freed()
@@ -89,9 +89,9 @@ def report(
     done, reported = int(state.step), dict(metrics)
     if _is_due(run, run.config.eval.every, done):
         reported |= run.pipeline.run_exclusive(lambda: _evaluate(run, state))
-    nonfinite = by_agent(learned["nonfinite"], run.session.team)
+    nonfinite = by_agent(learned["nonfinite"], run.models.team)
     numbers, verdict = run.guard.look(done, collected.played, reported, nonfinite)
-    settings, scale = run.session.learning, float(state.lr_scale)
+    settings, scale = run.models.learning, float(state.lr_scale)
     factor = scale * float(rate_factor(settings, done - 1))
     names = {base: "lr" if base == MAIN else f"lr/{base}" for base in settings.lr}
     rates = {names[base]: rate * factor for base, rate in settings.lr.items()}
@@ -103,8 +103,8 @@ def report(
 
 def _evaluate(run: Training, state: TrainState) -> dict[str, float]:
     step = int(state.step)
-    run.session.sampler.load(state.adapters, version_of(state.adapters))
-    return run.evaluation.evaluate(run.session, run.threads, step, run.reporter)
+    run.playing.sampler.load(state.adapters, version_of(state.adapters))
+    return run.evaluation.evaluate(run.playing, step, run.reporter)
 
 
 def _is_due(run: Training, every: int, done: int) -> bool:

@@ -2,36 +2,39 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import logging
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import jax
 import numpy as np
 
-from marft_jax.errors import BadInput, RunFailed
+from marft_jax.errors import BadInput, RunFailed, Stopped
 from marft_jax.learning.learner import Learner, TrainState
 from marft_jax.run.checkpoints import Checkpoints
 from marft_jax.run.compatibility import changes, identity_of, team_changes
 from marft_jax.run.guard import Guard, Verdict
-from marft_jax.run.setup import Session, fresh_state, initial_state
+from marft_jax.run.models import TeamModels
 from marft_jax.run.signals import GRACE_S
+from marft_jax.run.states import fresh_state, initial_state
 from marft_jax.run.training import Training
 
 LOGGER = logging.getLogger("marft_jax")
 
 
-def open_checkpoints(session: Session) -> Checkpoints:
+def open_checkpoints(models: TeamModels) -> Checkpoints:
     """Opens the checkpoints of the run directory; this process must hold its lock."""
-    settings = session.config.run
-    identity = identity_of(session.config, session.bases, session.team)
+    settings = models.config.run
+    identity = identity_of(models.config, models.bases, models.team)
     checkpoints = Checkpoints(settings.dir, identity, settings.keep, settings.best_metric, True)
     checkpoints.clean()
     return checkpoints
 
 
 def resume(
-    session: Session, learner: Learner, checkpoints: Checkpoints, guard: Guard
+    models: TeamModels, learner: Learner, checkpoints: Checkpoints, guard: Guard
 ) -> tuple[TrainState, list[str]]:
     """Returns the newest saved state, or the initial one, and a line for each change since.
 
@@ -39,7 +42,7 @@ def resume(
         BadInput: the saved run is of other settings that cannot change, no checkpoint is intact,
             or the run is done, so that changed settings would have no effect.
     """
-    fresh = fresh_state(session, learner)
+    fresh = fresh_state(models, learner)
     saved = checkpoints.restore(fresh)
     if saved is None:
         if checkpoints.steps:
@@ -49,15 +52,16 @@ def resume(
                 f"{checkpoints.skipped[-1]}; bring one back from a copy, move checkpoints/ away to "
                 "begin anew, or choose another --run.dir"
             )
-        return initial_state(session, fresh), []
+        return initial_state(models, fresh), []
     done = int(saved.state.step)
+    models.date(checkpoints.identity["started"])
     guard.recall(saved.meta["guard"])
     guard.forget_after(done)
     changed = changes(saved.meta, checkpoints.identity)
     where = ("mesh.coordinator", "mesh.processes", "mesh.process")  # of this start
     lines = [f"--{key} was {old}, is {new}" for key, old, new in changed if key not in where]
     lines += team_changes(saved.meta["team"], checkpoints.identity["team"])
-    if lines and done >= session.config.run.steps:
+    if lines and done >= models.config.run.steps:
         raise BadInput(
             f"{checkpoints.run} is done, after {done} steps, and these would change nothing: "
             f"{'; '.join(lines)}; go on with --run.steps {2 * done}, or name another --run.dir"
@@ -89,9 +93,9 @@ def roll_back(run: Training, step: int, verdict: Verdict) -> TrainState:
             "in transcripts/guard.jsonl; the newest good checkpoint stays loadable: try a lower "
             "--algo.lr, or see --guard"
         )
-    fresh = fresh_state(run.session, run.learner)
+    fresh = fresh_state(run.models, run.learner)
     saved = run.checkpoints.restore(fresh, most=verdict.good)
-    state = saved.state if saved else initial_state(run.session, fresh)
+    state = saved.state if saved else initial_state(run.models, fresh)
     good = int(state.step)
     guard.note(step, "rolled back", finding, to=good)
     run.checkpoints.drop_after(good)
@@ -101,6 +105,20 @@ def roll_back(run: Training, step: int, verdict: Verdict) -> TrainState:
     LOGGER.warning("step %d: %s; %s", step, finding, where)
     run.reporter.rewind(good + 1)
     return state._replace(lr_scale=jax.device_put(np.float32(scale), state.lr_scale.sharding))
+
+
+@contextlib.contextmanager
+def saved_when_stopped(run: Training) -> Iterator[None]:
+    """Saves the last finished step when a signal comes; ``Stopped`` ends the block in order."""
+    # other processes come to a stop when their episodes are played
+    grace_s = run.config.mesh.wait_seconds if jax.process_count() > 1 else None
+    run.stop.protect(functools.partial(save_and_close, run), grace_s)
+    run.announce(int(run.state.step), "compiling")
+    try:
+        yield
+    except Stopped:
+        run.checkpoints.flush()
+        run.reporter.event(stopped(run))
 
 
 def stopped(run: Training) -> str:

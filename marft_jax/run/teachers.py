@@ -13,14 +13,13 @@ from marft_jax.learning.teaching import Teaching
 from marft_jax.models import lora
 from marft_jax.models.weights.load import BaseModel
 from marft_jax.parallel import mesh as mesh_lib
-from marft_jax.run.setup import Session, load_onto
+from marft_jax.run.models import TeamModels, load_onto
 from marft_jax.team.bases import models_of
 from marft_jax.team.profiles import Profile
 from marft_jax.team.prompts import Team
-from marft_jax.team.team_files import Blueprint
 
 
-def open_teaching(session: Session, blueprint: Blueprint) -> Teaching | None:
+def open_teaching(models: TeamModels) -> Teaching | None:
     """Loads the bases and adapters of a team's teachers; None for an algorithm without teachers.
 
     A base on which agents run is not loaded again.
@@ -28,14 +27,14 @@ def open_teaching(session: Session, blueprint: Blueprint) -> Teaching | None:
     Raises:
         BadInput: a teacher has another vocabulary than its student, or its adapter does not fit.
     """
-    config, team = session.config, session.team
+    config, team = models.config, models.team
     if not config.algo.teacher_coef:
         return None
     on = tuple(teacher.base or "" if teacher else "" for teacher in team.teachers)
-    models = models_of(config.model, blueprint.bases, [base for base in on if base])
+    mesh, named = models.devices.learning, [base for base in on if base]
     bases = {
-        name: session.bases.get(name) or load_onto((session.mesh,), model)
-        for name, model in models.items()
+        name: models.bases.get(name) or load_onto((mesh,), model)
+        for name, model in models_of(config.model, models.blueprint.bases, named).items()
     }
     for profile, tokenizer, base in zip(team.profiles, team.tokenizers, on, strict=True):
         if base and not bases[base].tokenizer.extends(tokenizer, bases[base].config.vocab_size):
@@ -53,7 +52,7 @@ def open_teaching(session: Session, blueprint: Blueprint) -> Teaching | None:
         base: _adapters(config, team, base, bases[base], own) if any(own) else None
         for base, own in inits.items()
     }
-    placed = mesh_lib.put(jax.device_get(adapters), mesh_lib.replicated(session.mesh))
+    placed = mesh_lib.put(jax.device_get(adapters), mesh_lib.replicated(mesh))
     return Teaching(bases, on, owners, placed)
 
 

@@ -6,11 +6,8 @@ measures and reports a step, ``saving.py`` saves it or takes it back.
 
 from __future__ import annotations
 
-from concurrent.futures import Executor
 from pathlib import Path
 from typing import NamedTuple
-
-import jax
 
 from marft_jax.config import Config
 from marft_jax.envs.base import EnvSource
@@ -30,8 +27,9 @@ from marft_jax.run.answers import PeriodicEvaluation
 from marft_jax.run.checkpoints import Checkpoints, Schedule
 from marft_jax.run.guard import Guard
 from marft_jax.run.metrics import Compilations
+from marft_jax.run.models import TeamModels
+from marft_jax.run.playing import PlaySetup, make_player
 from marft_jax.run.reporters import Reporter
-from marft_jax.run.setup import Session, make_rollout
 from marft_jax.run.signals import Stop
 
 
@@ -39,7 +37,7 @@ class Training(NamedTuple):
     """An open run. Its parts are host objects; what training changes is in ``TrainState``.
 
     Attributes:
-        session, learner: what plays, and what learns.
+        models, playing, learner: the team on its bases, what it plays with, and what learns.
         source, curriculum: the tasks, and which of them a step plays.
         state: that the run begins or continues with.
         guard, checkpoints, schedule: when a step is taken back, where steps are saved, and when.
@@ -48,7 +46,8 @@ class Training(NamedTuple):
         folder: the run directory; a temporary one in processes beside the first.
     """
 
-    session: Session
+    models: TeamModels
+    playing: PlaySetup
     learner: Learner
     source: EnvSource
     curriculum: Curriculum
@@ -60,14 +59,13 @@ class Training(NamedTuple):
     compilations: Compilations
     reporter: Reporter
     pipeline: Pipeline
-    threads: Executor
     stop: Stop
     folder: Path
 
     @property
     def config(self) -> Config:
         """Every setting, with what the base decided."""
-        return self.session.config
+        return self.models.config
 
     @property
     def rollbacks(self) -> int:
@@ -94,7 +92,7 @@ class Training(NamedTuple):
         progress = self.curriculum.after(state.progress, collected.level, reward)
         state = state._replace(progress=progress)
         seed = self.seed(int(state.step))
-        state = state_parts.after_step(self.session.parts, state, collected.played, seed)
+        state = state_parts.after_step(self.models.parts, state, collected.played, seed)
         if compilation.is_crowded():
             self.pipeline.run_exclusive(compilation.drop_programs)
         return state
@@ -107,27 +105,14 @@ class Training(NamedTuple):
 
 def rollout_source(run: Training) -> RolloutSource:
     """Makes the source of steps that the team plays itself."""
-    config, session = run.config, run.session
-    credit = make_credit(config.algo, session.team)
-    watch = ToolWatch()
+    config, playing = run.config, run.playing
+    credit, watch = make_credit(config.algo, playing.team), ToolWatch()
 
     def play(job: Job, cancelled: Cancelled) -> Collected:
-        source = run.curriculum.source(job.level)
-        rollout = make_rollout(session, source, run.threads, cancelled=cancelled)
-        collected = collect(rollout, credit, groups_with_signal, config, job.attempt)
+        player = make_player(playing, run.curriculum.source(job.level), cancelled=cancelled)
+        collected = collect(player, credit, groups_with_signal, config, job.attempt)
         watch.look(job.attempt, collected.calls)
         return collected
 
-    how = session.sampler, run.curriculum, play, config.run.steps, session.copy_adapters
+    how = playing.sampler, run.curriculum, play, config.run.steps, run.models.devices.copy_adapters
     return RolloutSource(run.pipeline, *how)
-
-
-def first_step_notice(session: Session, first: int) -> str:
-    """Says that a run's first step compiles, how many programs there can be, and where they are
-    kept for the next start."""
-    count = session.sampler.capabilities.programs
-    most = f"; playing compiles at most {count} programs in all, as prompts grow"
-    played = "" if session.config.algo.recorded or not count else most
-    kept = jax.config.jax_compilation_cache_dir  # pyright: ignore[reportAttributeAccessIssue]
-    where = f"; kept in {kept}" if kept else ""
-    return f"compiling ... (step {first} takes longer than those after it{played}{where})"

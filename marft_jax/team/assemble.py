@@ -77,6 +77,7 @@ def make_team(
         teachers=blueprint.teachers,
         tools=_tools(profiles, settings.context == "shared" or workflow == "program"),
     )
+    _check_lengths(team)
     for profile, tokenizer in zip(profiles, team.tokenizers, strict=True):
         if profile.format is not None:
             _check_format(profile, tokenizer)
@@ -127,6 +128,16 @@ _PARTS: dict[str, Callable[[Team, Blueprint], dict[str, Any]]] = {
     "solo": _solo,
 }
 """Checks of workflows with further keys; each returns fields of the team."""
+
+
+def _check_lengths(team: Team) -> None:
+    of_agents = zip(team.profiles, team.sampling, team.contexts, strict=True)
+    for profile, sampling, context in of_agents:
+        if sampling.max_new_tokens >= context:
+            raise BadInput(
+                f"agent {profile.name!r}: max_new_tokens: expected less than {context}, the "
+                f"context of its base, got {sampling.max_new_tokens}; lower it"
+            )
 
 
 def _check_format(profile: Profile, tokenizer: Tokenizer) -> None:

@@ -1,5 +1,6 @@
 """Evaluation as a command: benchmarks by name, comparison, and going on after a kill."""
 
+import contextlib
 import dataclasses
 import json
 
@@ -13,7 +14,8 @@ from marft_jax.errors import BadInput
 from marft_jax.evaluation.benchmarks import BENCHMARKS, plans
 from marft_jax.formats import jsonlines
 from marft_jax.run import answers, evaluating
-from marft_jax.run.setup import open_session, restore_state
+from marft_jax.run.models import open_models
+from marft_jax.run.states import restore_state
 from marft_jax.team.team_files import load_team
 from marft_jax.types import MAIN
 
@@ -101,13 +103,14 @@ def test_answers_with_odd_ends_of_lines_are_found_again(tmp_path):
 
 
 @pytest.fixture(scope="module")
-def session():
-    return open_session(configure({"rollout.slots": 2}), load_team(None))
+def models():
+    with open_models(configure({"rollout.slots": 2}), load_team(None)) as opened:
+        yield opened
 
 
 @pytest.fixture(scope="module")
-def adapters(session):
-    return restore_state(session, None).adapters
+def adapters(models):
+    return restore_state(models, None).adapters
 
 
 def another(value):
@@ -119,36 +122,40 @@ def another(value):
     return (*value, "another") if isinstance(value, tuple) else "another"
 
 
-def test_answers_of_any_other_setting_are_others_or_there_is_a_reason(session, adapters):
-    known, tried, wrong = answers.key_of(session, adapters, 8), set(), []
+def key_of(models, adapters, size=8):
+    return answers.key_of(models.config, models.bases, models.team, adapters, size)
+
+
+def test_answers_of_any_other_setting_are_others_or_there_is_a_reason(models, adapters):
+    known, tried, wrong = key_of(models, adapters), set(), []
     for section in (field.name for field in dataclasses.fields(Config)):
-        own = getattr(session.config, section)
+        own = getattr(models.config, section)
         for name in (field.name for field in dataclasses.fields(own)):
             changed = dataclasses.replace(own, **{name: another(getattr(own, name))})
-            config = dataclasses.replace(session.config, **{section: changed})
-            same = answers.key_of(session._replace(config=config), adapters, 8) == known
+            config = dataclasses.replace(models.config, **{section: changed})
+            same = key_of(models._replace(config=config), adapters) == known
             tried |= {section, f"{section}.{name}"}
             if same != bool({section, f"{section}.{name}"} & answers.WITHOUT_EFFECT):
                 wrong.append(f"{section}.{name}")
     assert not wrong and tried >= answers.WITHOUT_EFFECT
 
 
-def test_answers_of_another_base_team_or_size_are_others(session, adapters):
-    team = session.team
-    key = lambda session, size: answers.key_of(session, adapters, size)  # noqa: E731
-    other_base = session.bases[MAIN]._replace(digest="another")
+def test_answers_of_another_base_team_or_size_are_others(models, adapters):
+    team = models.team
+    key = lambda models, size: key_of(models, adapters, size)  # noqa: E731
+    other_base = models.bases[MAIN]._replace(digest="another")
     prompt = dataclasses.replace(team.profiles[0], prompt="Another.")
     teams = [
         team._replace(profiles=(prompt, *team.profiles[1:])),
         team._replace(graph=team.graph._replace(edges=((0, 1),))),
         team._replace(judge=1), team._replace(orchestrator=0), team._replace(opener=1),
     ]  # fmt: skip
-    found = [key(session, 8), key(session, 9), key(session._replace(bases={MAIN: other_base}), 8)]
-    found += [key(session._replace(team=other), 8) for other in teams]
-    found += [key(session._replace(team=team._replace(workflow="solo")), 8)]
+    found = [key(models, 8), key(models, 9), key(models._replace(bases={MAIN: other_base}), 8)]
+    found += [key(models._replace(team=other), 8) for other in teams]
+    found += [key(models._replace(team=team._replace(workflow="solo")), 8)]
     same_sums = jax.tree.map(lambda leaf: leaf[..., ::-1], adapters)
-    found += [answers.key_of(session, same_sums, 8)]
-    assert len(set(found)) == len(found) and key(session, 8) == found[0]
+    found += [key_of(models, same_sums)]
+    assert len(set(found)) == len(found) and key(models, 8) == found[0]
 
 
 def test_benchmarks_lie_where_the_data_folder_has_them(shared_data):
@@ -184,7 +191,7 @@ def test_an_evaluation_that_was_killed_goes_on_where_it_was(tmp_path, capsys, mo
     played = []
     real = answers.play_held_out
     monkeypatch.setattr(answers, "play_held_out",
-                        lambda *a: played.append(a[3:6]) or real(*a))  # fmt: skip
+                        lambda *a: played.append(a[2:5]) or real(*a))  # fmt: skip
     assert run(*flags) == 0
     again = capsys.readouterr().out
     assert "45 of 80 were already answered" in again
@@ -230,11 +237,16 @@ def test_what_is_compared_is_alone_or_not_and_trained_or_not():
 
 @pytest.mark.slow
 def test_slots_are_for_the_tasks_not_for_the_episodes_of_training(tmp_path, monkeypatch):
-    opened, real = [], evaluating.open_session
-    monkeypatch.setattr(
-        evaluating, "open_session", lambda *a, **k: opened.append(real(*a, **k)) or opened[-1]
-    )
+    opened, real = [], evaluating.open_sampler
+
+    @contextlib.contextmanager
+    def opens(*how):
+        with real(*how) as sampler:
+            opened.append(sampler.capabilities.at_once)
+            yield sampler
+
+    monkeypatch.setattr(evaluating, "open_sampler", opens)
     for limit, slots in ((6, 4), (3, 64)):
         flags = ["--limit", limit, "--rollout.slots", slots, "--out", tmp_path / str(limit)]
         assert run("--algo.episodes", 2, "--team.max_new_tokens", 4, *flags) == 0
-    assert [session.sampler.capabilities.at_once for session in opened] == [4, 3]
+    assert opened == [4, 3]

@@ -166,13 +166,12 @@ def test_a_tool_that_stays_down_is_named_and_ends_the_run(caplog):
 
 def test_the_steps_of_a_run_are_watched(monkeypatch):
     player = Player(lambda task: [call()] if task % 4 else [])
-    monkeypatch.setattr(training, "make_rollout", lambda *_, **__: player)
-    session = SimpleNamespace(team=small.team(), sampler=None, copy_adapters=None)
+    monkeypatch.setattr(training, "make_player", lambda *_, **__: player)
     run = SimpleNamespace(
         config=small.config(algo=Appo(episodes=8, group_size=2)),
-        session=session,
+        models=SimpleNamespace(devices=SimpleNamespace(copy_adapters=None)),
+        playing=SimpleNamespace(team=small.team(), sampler=None),
         curriculum=SimpleNamespace(source=lambda level: None),
-        threads=None,
         pipeline=None,
     )
     play = training.rollout_source(run).play

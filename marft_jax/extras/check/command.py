@@ -21,7 +21,6 @@ from marft_jax.envs.base import Task, make
 from marft_jax.envs.datasets.load import RowSettings, sift
 from marft_jax.errors import BadInput, one_line, printable
 from marft_jax.extras.check.playing import AGENTS, check
-from marft_jax.models.weights.sources import load_tokenizer
 
 _SHOWN, _FAULTS, _LONGEST = 3, 5, 2000
 _QUANTILES = {"shortest": 0, "median": 50, "95 %": 95, "longest": 100}
@@ -61,6 +60,9 @@ def _show(sources: Sequence[str], base: str, flags: Sequence[str]) -> None:
     env = cli.parse(["--env.name", "math", *flags], prog="marft_jax.check").env
     if not isinstance(env, RowSettings):
         raise BadInput(f"--env.name {env.name}: expected an environment of rows, such as math")
+    # after the settings are checked: JAX takes seconds to import
+    from marft_jax.models.weights.sources import load_tokenizer
+
     try:
         tokenizer = load_tokenizer(base)
     except BadInput as error:

@@ -13,33 +13,15 @@ hub:owner/name`` starts from it. Further flags are those of training.
 
 from __future__ import annotations
 
-import contextlib
-import dataclasses
-import itertools
-import os
-import shutil
-import stat
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
-import jax
-import numpy as np
-from rich.console import Console
-from safetensors import SafetensorError
-
 from marft_jax import cli
-from marft_jax import config as config_lib
-from marft_jax.errors import BadInput, RunFailed, printable, reason
-from marft_jax.extras.export import card, hub, huggingface, turns
-from marft_jax.interop import peft
-from marft_jax.models import lora
-from marft_jax.run.manifest import DRAFT
-from marft_jax.run.progress import Progress
-from marft_jax.run.setup import Session, open_session, restore_state
 from marft_jax.setting import check_local
-from marft_jax.team.team_files import dump_team, load_team
+
+_ANY_MACHINE = ("--mesh.data", "-1", "--mesh.fsdp", "1", "--mesh.tensor", "1")
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
@@ -53,176 +35,13 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
         own, rest = parser.parse_known_args(argv)
         check_local("--out", own.out)
         config = cli.parse_run(own.run, None, [*rest, *_ANY_MACHINE], prog="marft_jax.export")
+        # after the settings are checked: JAX takes seconds to import
+        from marft_jax.extras.export import hub
+        from marft_jax.extras.export.exporting import export
+
         if own.push is not None:
             hub.repository(own.push, "--push")  # before anything is written
         step = export(own.run, own.step, config, Path(own.out), own.format, own.agent)
         if own.push is not None:
             print(f"pushed: {hub.push(Path(own.out), own.push, step)}")
     sys.exit(0)
-
-
-_ANY_MACHINE = ("--mesh.data", "-1", "--mesh.fsdp", "1", "--mesh.tensor", "1")
-
-
-def export(
-    run: str, step: str, config: config_lib.Config, out: Path, form: str, agent: str | None
-) -> int:
-    """Writes the team of a checkpoint below ``out``, all of it or nothing; returns its step.
-
-    Raises:
-        BadInput: no such run, step or agent, or a folder that holds something already.
-        RunFailed: the folder cannot be written.
-    """
-    blueprint = load_team(config.team.file)
-    names = [profile.name for profile in blueprint.agents]
-    if agent is not None and (form != "merged" or agent not in names):
-        raise BadInput(f"--agent {agent}: expected --format merged and one of {', '.join(names)}")
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise BadInput(f"--out {out}: expected a new or empty folder")
-    session = open_session(config, blueprint)
-    if form == "peft":
-        _check_peft(session)
-    state = restore_state(session, run, step)
-    sources = ", ".join(_portable(base.source) for base in session.bases.values())
-    facts = card.Facts(run, int(state.step), config, blueprint, sources, session.team)
-    adapters = jax.tree.map(lambda x: np.asarray(jax.device_get(x)), state.adapters)
-    console = Console(highlight=False, soft_wrap=True)
-    with _all_or_nothing(out) as draft:
-        if form == "peft":
-            _as_peft(draft, session, adapters, facts)
-        else:
-            with Progress("exporting tensors", console) as progress:
-                _as_merged(draft, session, adapters, facts, agent, progress)
-    written = sorted(path for path in out.iterdir() if path.name != "base")
-    text = f"{run}, step {int(state.step)}: {', '.join(map(str, written))}"
-    console.print(printable(text), markup=False)
-    if lacks := turns.lacking(session.team):
-        console.print(printable(_LACKS.format("; ".join(lacks))), markup=False)
-    if form == "peft" and "experts" in config.lora.targets:
-        console.print(_EXPERTS)
-    return facts.step
-
-
-def _check_peft(session: Session) -> None:
-    """Raises BadInput where peft's loaders lack the matrices that were adapted."""
-    lacks = {
-        "fused": {"q", "k", "v", "gate", "up"},
-        "fused_mlp": {"gate", "up", "down"},
-        "stacked": {"experts"},
-    }
-    for base in session.bases.values():
-        if names := lacks.get(base.config.files, set()) & set(session.config.lora.targets):
-            raise BadInput(
-                f"--format peft: the checkpoint of {base.source} has other matrices than "
-                f"{', '.join(sorted(names))}, so that peft cannot name them; use --format merged"
-            )
-
-
-_EXPERTS = (
-    "adapters on experts: peft 0.18 with transformers 5 loads them; vLLM and SGLang refuse them or "
-    "leave them out without a word: give them --format merged"
-)
-
-
-_LACKS = (
-    "not exported: {}; other programs run these agents without, the team.yaml of --format peft has "
-    "them for marft_jax"
-)
-
-
-@contextlib.contextmanager
-def _all_or_nothing(out: Path) -> Iterator[Path]:
-    """Gives a folder to write in, which becomes ``out`` when it is complete, or else goes.
-
-    Raises:
-        RunFailed: the disk is full, read-only or gone.
-    """
-    draft = out.absolute().with_name(f"{DRAFT}{out.absolute().name}-{os.getpid()}")
-    try:
-        draft.mkdir(parents=True)
-        yield draft
-        _for_everyone(draft)
-        os.replace(draft, out)  # also where an empty folder is there
-    except Exception as error:  # safetensors and tokenizers have no OSError for a full disk
-        if isinstance(error, OSError | SafetensorError) or "os error" in str(error):
-            raise RunFailed(f"--out {out}: cannot be written ({reason(error)})") from error
-        raise
-    finally:
-        shutil.rmtree(draft, ignore_errors=True)
-
-
-def _for_everyone(folder: Path) -> None:
-    """Gives files an ordinary program's modes: safetensors keeps its own to their owner."""
-    mode = stat.S_IMODE(folder.stat().st_mode)
-    for path in folder.rglob("*"):
-        path.chmod(mode if path.is_dir() else mode & 0o666)
-
-
-def _portable(source: str) -> str:
-    """Names a base for elsewhere: its hub id, or the name of its file or folder alone."""
-    path = Path(source).expanduser()
-    return path.resolve().name if source != "tiny" and path.exists() else source
-
-
-def _of(n: int, adapters: lora.Adapters) -> peft.Factors:
-    return jax.tree.map(lambda x: x[n], adapters)
-
-
-def _as_peft(
-    out: Path, session: Session, adapters: Mapping[str, lora.Adapters], facts: card.Facts
-) -> None:
-    """Writes a folder per adapter and the team's file; what they name lies beside them. With
-    several bases the adapters of each are in a folder of its own."""
-    team, blueprint = session.team, facts.blueprint
-    places = [*zip(team.bases, team.owners, strict=True)]
-    folders: dict[str, list[str]] = {}
-    loaded = list[tuple[str, str]]()  # where a loader finds each base, and which loader
-    for on, model in session.bases.items():
-        inside, source = huggingface.layers_in(model.source), _portable(model.source)
-        if model.source == "tiny":  # nobody else has it
-            source = "base"
-            huggingface.write_model(out / source, model, {}, 1.0, {})
-        loaded.append((source, huggingface.loader_of(model.source)))
-        for n in range(team.adapters[on]):
-            folder, alpha = team.folder_of(on, n), session.config.lora.alpha
-            of_model = inside, model.config.layers_with, dict(model.config.spelling)
-            peft.write(out / folder, _of(n, adapters[on]), alpha, source, *of_model)
-            folders[folder] = [team.names[i] for i, own in enumerate(places) if own == (on, n)]
-    plays = turns.write(out, team, team.workflow, loaded, session.config.eval.temperature)
-    card.write(out, facts, folders, loaded[0][0], plays, loaded[0][1])
-    seeded = tuple(
-        dataclasses.replace(profile, init=team.folder_of(*place))
-        for profile, place in zip(blueprint.agents, places, strict=True)
-    )
-    text = dump_team(dataclasses.replace(blueprint, agents=seeded))
-    (out / "team.yaml").write_text(text, encoding="utf-8")
-
-
-def _as_merged(
-    out: Path,
-    session: Session,
-    adapters: Mapping[str, lora.Adapters],
-    facts: card.Facts,
-    agent: str | None,
-    progress: Progress,
-) -> None:
-    """Writes a whole model per agent."""
-    team, settings = session.team, session.config.lora
-    members = zip(team.names, team.bases, team.owners, team.sampling, strict=True)
-    wanted = [member for member in members if agent in (None, member[0])]
-    total = sum(len(jax.tree.leaves(session.bases[on].params)) for _, on, _, _ in wanted)
-    done = itertools.count(1)
-    for name, on, owner, sampling in wanted:
-        drawn = {"do_sample": sampling.temperature > 0, "max_new_tokens": sampling.max_new_tokens}
-        if sampling.temperature > 0:
-            drawn |= {k: getattr(sampling, k) for k in ("temperature", "top_p", "top_k", "min_p")}
-        scale = settings.alpha / settings.rank
-        huggingface.write_model(
-            out / name, session.bases[on], _of(owner, adapters[on]), scale, drawn,
-            report=lambda: progress(next(done), total),
-        )  # fmt: skip
-    card.write(out, facts, {one[0]: [one[0]] for one in wanted})
-
-
-if __name__ == "__main__":
-    main()

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from marft_jax.config import Config
+from marft_jax.envs.base import open_source
 from marft_jax.envs.threads import DaemonThreads
 from marft_jax.errors import BadInput
 from marft_jax.evaluation.benchmarks import BenchmarkPlan
@@ -22,27 +23,30 @@ from marft_jax.extras.games.ratings import Outcomes, elo, outcomes_of
 from marft_jax.extras.games.tree import load
 from marft_jax.formats import jsonlines
 from marft_jax.models.lora import Adapters
-from marft_jax.run.answers import Answers
+from marft_jax.run.answers import Answers, key_of
+from marft_jax.run.checking import check_team
 from marft_jax.run.checkpoints import Checkpoints
-from marft_jax.run.setup import Session, open_session, open_source, restore_state
+from marft_jax.run.models import TeamModels, open_models
+from marft_jax.run.playing import PlaySetup
+from marft_jax.run.samplers import open_sampler
 from marft_jax.run.signals import Stop
+from marft_jax.run.states import restore_state
 from marft_jax.sampling.protocol import version_of
 from marft_jax.team.prompts import Team
-from marft_jax.team.team_files import load_team
 
 
 class Match(NamedTuple):
     """Games of one agent against one opponent.
 
     Attributes:
-        session: the team that plays, with the opponent at the other seats.
+        team: that plays, with the opponent at the other seats.
         adapters: of both sides.
         config: settings with the opponent's bots.
     """
 
     agent: str
     opponent: str
-    session: Session
+    team: Team
     adapters: Mapping[str, Adapters]
     config: Config
 
@@ -75,19 +79,22 @@ def play_matches(
     threads, table = DaemonThreads(), folder / "matches.jsonl"
     with contextlib.ExitStack() as stack:
         stop = stack.enter_context(Stop("stopping: finished games are kept; repeat to go on"))
-        session = open_session(config, load_team(config.team.file), tasks, stop=stop)
+        models = stack.enter_context(open_models(config, check_team(config)))
+        sampler = stack.enter_context(open_sampler(models, tasks))
         for step, opponents in rounds:
-            state = restore_state(session, run, step)
+            state = restore_state(models, run, step)
             own, at = state.adapters, int(state.step)
-            matches = (m for o in opponents for m in _matches(run, session, own, o))
+            matches = (m for o in opponents for m in _matches(run, models, own, o))
             for match in matches:
                 name, opponent = match.agent, match.opponent
                 plan = BenchmarkPlan(f"{name} against {opponent}", 1, match.config, tasks)
-                source = open_source(stack, match.config, "eval")
-                session.sampler.load(match.adapters, version_of(match.adapters))
+                source = stack.enter_context(open_source(match.config.env, "eval"))
+                sampler.load(match.adapters, version_of(match.adapters))
                 file = folder / f"match-{at}-{name}-{opponent.replace('/', '_')}.jsonl"
-                answers = Answers(match.session, plan, source, file, match.adapters)
-                found[name, at, opponent] = outcomes_of(answers.play(threads))[name]
+                playing = PlaySetup(match.config, match.team, sampler, threads, stop)
+                of = match.config, models.bases, match.team, match.adapters, source.size
+                answers = Answers(playing, plan, source, file, key_of(*of))
+                found[name, at, opponent] = outcomes_of(answers.play())[name]
                 match_of = dict(step=at, agent=name, opponent=opponent)
                 line = match_of | {"won": found[name, at, opponent].win.mean}
                 jsonlines.keep(table, lambda row, own=match_of: not own.items() <= row.items())
@@ -126,12 +133,11 @@ def rate_checkpoints(
 
 
 def _matches(
-    run: str | None, session: Session, own: Mapping[str, Adapters], opponent: str
+    run: str | None, models: TeamModels, own: Mapping[str, Adapters], opponent: str
 ) -> Iterator[Match]:
     """Yields a match for each agent."""
-    learned, adapters = session.team.names, _adapters_of(run, session, own, opponent)
-    session = _without_bots(session)
-    team, config = session.team, session.config
+    learned, adapters = models.team.names, _adapters_of(run, models, own, opponent)
+    team, config = _without_bots(models.team, models.config)
     agents = range(len(team.names))
     for agent in (team.names.index(name) for name in learned):
         if adapters is not None:  # the opponent's adapters follow our own
@@ -143,23 +149,21 @@ def _matches(
                 for base, own_names in team.adapter_names.items()
             }
             playing = team._replace(owners=tuple(owners), adapter_names=names)
-            mixed = session._replace(team=playing)
-            yield Match(team.names[agent], opponent, mixed, both, config)
+            yield Match(team.names[agent], opponent, playing, both, config)
         else:
             env = config.env
             assert isinstance(env, open_spiel.Settings)
             seats = tuple(f"{seat}={opponent}" for seat in agents if seat != agent)
             env = dataclasses.replace(env, bots=seats)
             changed = dataclasses.replace(config, env=env)
-            lonely = session._replace(team=_members(team, [agent]), config=changed)
-            yield Match(team.names[agent], opponent, lonely, own, changed)
+            yield Match(team.names[agent], opponent, _members(team, [agent]), own, changed)
 
 
-def _without_bots(session: Session) -> Session:
+def _without_bots(team: Team, config: Config) -> tuple[Team, Config]:
     """Fills the seats of bots with copies of the first agent, so that a team has every seat."""
-    env, team = session.config.env, session.team
+    env = config.env
     if not (isinstance(env, open_spiel.Settings) and env.bots):
-        return session
+        return team, config
     taken = open_spiel.bots_of(env, load(env.game))
     agents = iter(range(len(team.names)))
     seats = range(len(team.names) + len(taken))
@@ -168,8 +172,8 @@ def _without_bots(session: Session) -> Session:
         dataclasses.replace(profile, name=f"seat {seat}") if seat in taken else profile
         for seat, profile in enumerate(full.profiles)
     )
-    config = dataclasses.replace(session.config, env=dataclasses.replace(env, bots=()))
-    return session._replace(team=full._replace(profiles=profiles), config=config)
+    config = dataclasses.replace(config, env=dataclasses.replace(env, bots=()))
+    return full._replace(profiles=profiles), config
 
 
 def _members(team: Team, agents: Sequence[int]) -> Team:
@@ -182,17 +186,17 @@ def _members(team: Team, agents: Sequence[int]) -> Team:
 
 
 def _adapters_of(
-    run: str | None, session: Session, own: Mapping[str, Adapters], opponent: str
+    run: str | None, models: TeamModels, own: Mapping[str, Adapters], opponent: str
 ) -> Mapping[str, Adapters] | None:
     """Loads the adapters of an opponent; None for a bot."""
     if opponent == "base":
         return jax.tree.map(jnp.zeros_like, own)
     if opponent.startswith("step:") and run is not None:
-        return restore_state(session, run, opponent.removeprefix("step:")).adapters
-    config = session.config
+        return restore_state(models, run, opponent.removeprefix("step:")).adapters
+    config = models.config
     if (Path(opponent) / "checkpoints").is_dir():  # its own settings do not matter
         lora = dataclasses.replace(config.lora, init=opponent)
-        begun = session._replace(config=dataclasses.replace(config, lora=lora))
+        begun = models._replace(config=dataclasses.replace(config, lora=lora))
         return restore_state(begun, run=None).adapters
     if not isinstance(config.env, open_spiel.Settings):
         raise BadInput(f"--against {opponent}: expected base, step:N or a run directory")

@@ -21,10 +21,11 @@ from marft_jax.learning.learner import Learner
 from marft_jax.learning.rows import sums_by_turn
 from marft_jax.learning.settings import Imitation
 from marft_jax.models.lora import Adapters
+from marft_jax.run.checking import check_team
 from marft_jax.run.checkpoints import Checkpoints
-from marft_jax.run.setup import Session, open_session, restore_state
+from marft_jax.run.models import TeamModels, open_models
+from marft_jax.run.states import restore_state
 from marft_jax.team.prompts import State
-from marft_jax.team.team_files import load_team
 from marft_jax.types import Episode, StepResult, Turn
 
 LogProbs = Callable[[Sequence[tuple[int, Any, Sequence[str]]]], list[list[float]]]
@@ -48,16 +49,24 @@ def measure_policies(
     if not isinstance(env, open_spiel.Settings) or env.bots:
         raise BadInput("--exploitability: expected --env.name open_spiel, without --env.bots")
     table = open_spiel.Table(load(env.game), env.numbered)
-    session = open_session(config, load_team(config.team.file))
-    if len(session.team.names) != table.tree.players:
+    with open_models(config, check_team(config)) as models:
+        rows = _measure(models, table, run, step)
+    jsonlines.write(out, [jsonlines.dumps(row) for row in rows])
+    return rows
+
+
+def _measure(
+    models: TeamModels, table: open_spiel.Table, run: str | None, step: int | str
+) -> list[dict[str, Any]]:
+    if len(models.team.names) != table.tree.players:
         raise BadInput(f"--exploitability: expected a team of {table.tree.players} agents")
     steps: Sequence[int | str] = [step]
     if run and step == "all":
         with Checkpoints(run, {}, keep=1) as checkpoints:
             steps = sorted(checkpoints.steps)
-    reader, policies, rows = _Reader(session, table), [], list[dict[str, Any]]()
+    reader, policies, rows = _Reader(models, table), [], list[dict[str, Any]]()
     for which in steps:
-        state = restore_state(session, run, which)
+        state = restore_state(models, run, which)
         logprobs = functools.partial(reader.logprobs, state.adapters)
         policy, others = read_policy(table.tree, table.moves, logprobs)
         policies.append(policy)
@@ -65,7 +74,6 @@ def measure_policies(
     if len(policies) > 1:
         mean = exact.average(table.tree, policies)
         rows.append(_row("average", exact.exploitability(table.tree, mean), None))
-    jsonlines.write(out, [jsonlines.dumps(row) for row in rows])
     return rows
 
 
@@ -98,11 +106,13 @@ def _row(step: int | str, found: exact.Exploitability, others: float | None) -> 
 class _Reader:
     """Log-probs of texts under any adapters, by the learner's own forward pass."""
 
-    def __init__(self, session: Session, table: open_spiel.Table) -> None:
-        settings = session.learning._replace(algo=Imitation(epochs=1, minibatches=1), critic=None)
+    def __init__(self, models: TeamModels, table: open_spiel.Table) -> None:
+        settings = models.learning._replace(algo=Imitation(epochs=1, minibatches=1), critic=None)
         imitation = find_algorithm(Imitation.name)
-        self._learner = Learner(settings, session.bases, session.team, imitation, session.mesh)
-        self._team, self._table = session.team, table
+        self._learner = Learner(
+            settings, models.bases, models.team, imitation, models.devices.learning
+        )
+        self._team, self._table = models.team, table
 
     def logprobs(
         self, adapters: Mapping[str, Adapters], asked: Sequence[tuple[int, Any, Sequence[str]]]

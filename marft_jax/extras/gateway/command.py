@@ -26,16 +26,15 @@ from marft_jax.errors import BadInput, reason
 from marft_jax.formats import documents
 from marft_jax.formats.hosts import name_of
 from marft_jax.random_keys import Stream
-from marft_jax.run.setup import Session, make_rollout, open_session, restore_state
-from marft_jax.sampling.protocol import version_of
-from marft_jax.team.prompts import Team
-from marft_jax.team.team_files import load_team
+from marft_jax.run.checking import check_team
 from marft_jax.types import Player
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
 
     from marft_jax.extras.gateway.http import Limits
+    from marft_jax.run.playing import PlaySetup
+    from marft_jax.team.prompts import Team
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
@@ -91,33 +90,39 @@ def open_app(
     from marft_jax.extras.gateway.app import make_app
     from marft_jax.extras.gateway.http import DEFAULT
     from marft_jax.extras.gateway.served_team import ServedTeam
+    from marft_jax.run.models import open_models
+    from marft_jax.run.playing import PlaySetup
+    from marft_jax.run.samplers import open_sampler
+    from marft_jax.run.states import restore_state
     from marft_jax.sampling.batcher import Batcher
+    from marft_jax.sampling.protocol import version_of
 
-    session = open_session(config, load_team(config.team.file), at_once=sys.maxsize)
-    team, threads = session.team, DaemonThreads()
-    heat = config.eval.temperature
-    team = team._replace(sampling=tuple(s._replace(temperature=heat) for s in team.sampling))
-    state = restore_state(session, run, step)
-    session.sampler.load(state.adapters, version_of(state.adapters))
-    with Batcher(session.sampler) as batcher:
+    with contextlib.ExitStack() as stack:
+        models = stack.enter_context(open_models(config, check_team(config)))
+        team, threads, heat = models.team, DaemonThreads(), config.eval.temperature
+        team = team._replace(sampling=tuple(s._replace(temperature=heat) for s in team.sampling))
+        sampler = stack.enter_context(open_sampler(models, at_once=sys.maxsize))
+        state = restore_state(models, run, step)
+        sampler.load(state.adapters, version_of(state.adapters))
+        batcher = stack.enter_context(Batcher(sampler))
 
         async def reload() -> int:
-            restore = functools.partial(restore_state, session, run, "latest")
+            restore = functools.partial(restore_state, models, run, "latest")
             state = await asyncio.get_running_loop().run_in_executor(threads, restore)
             await asyncio.wrap_future(batcher.load(state.adapters, version_of(state.adapters)))
             return int(state.step)
 
-        plays = functools.partial(_player, session, threads)
+        playing = PlaySetup(models.config, team, sampler, threads)
+        plays = functools.partial(_player, playing)
         served = ServedTeam(team, batcher, plays, threads)
         yield make_app(served, batcher, reload, keys, limits or DEFAULT, names)
 
 
-def _player(
-    session: Session, threads: DaemonThreads, share: Any, team: Team, create: Callable[[], Any]
-) -> Player:
-    own = session._replace(sampler=share, team=team)
-    dropped: Callable[[], bool] = lambda: share.dropped  # noqa: E731
-    return make_rollout(own, EnvSource(create), threads, None, Stream.EVALUATION, dropped)
+def _player(playing: PlaySetup, share: Any, team: Team, create: Callable[[], Any]) -> Player:
+    from marft_jax.run.playing import make_player
+
+    own = playing._replace(sampler=share, team=team, stop=lambda: share.dropped)
+    return make_player(own, EnvSource(create), Stream.EVALUATION)
 
 
 def _listen(host: str, port: int) -> socket.socket:

@@ -20,7 +20,7 @@ from marft_jax import cli, export
 from marft_jax.cli import configure
 from marft_jax.envs.maths import Settings
 from marft_jax.errors import BadInput
-from marft_jax.extras.export import card, command, huggingface, turns
+from marft_jax.extras.export import card, exporting, huggingface, turns
 from marft_jax.interop import peft
 from marft_jax.learning.settings import Imitation
 from marft_jax.models.families import FAMILIES
@@ -28,7 +28,8 @@ from marft_jax.run.checkpoints import Checkpoints
 from marft_jax.run.compatibility import identity_of
 from marft_jax.run.directory import write_settings
 from marft_jax.run.loaded_team import LoadedTeam
-from marft_jax.run.setup import initial_state, make_learner, open_session, restore_state
+from marft_jax.run.models import open_models
+from marft_jax.run.states import initial_state, make_learner, restore_state
 from marft_jax.setting import replaced
 from marft_jax.team.dag import Graph, Node
 from marft_jax.team.profiles import BUILT_IN
@@ -39,18 +40,19 @@ METRICS = {3: 0.9, 5: 0.4}  # the newest is not the best
 
 
 @pytest.fixture(scope="module")
-def session():
-    return open_session(configure(), Blueprint(BUILT_IN))
+def models():
+    with open_models(configure(), Blueprint(BUILT_IN)) as opened:
+        yield opened
 
 
 @pytest.fixture(scope="module")
-def run(session, tmp_path_factory):
+def run(models, tmp_path_factory):
     """A run directory with two checkpoints; the adapters tell the step they are of."""
     folder = tmp_path_factory.mktemp("run")
-    config = replaced(session.config, "run.dir", str(folder))
-    state = make_learner(session).init()
+    config = replaced(models.config, "run.dir", str(folder))
+    state = make_learner(models).init()
     write_settings(folder, config, Blueprint(BUILT_IN))
-    with Checkpoints(folder, identity_of(config, session.bases, session.team), 2) as checkpoints:
+    with Checkpoints(folder, identity_of(config, models.bases, models.team), 2) as checkpoints:
         for step, metric in METRICS.items():
             numbers = jax.tree.map(lambda x, step=step: jnp.full_like(x, step), state.adapters)
             saved = state.with_adapters(numbers)._replace(step=jnp.int32(step))
@@ -67,8 +69,8 @@ def run_export(*flags):
 
 
 @pytest.mark.parametrize(("step", "found"), [("latest", 5), ("best", 3), ("3", 3), ("5", 5)])
-def test_a_checkpoint_is_found_by_step_best_or_latest(session, run, step, found):
-    state = restore_state(session, str(run), step)
+def test_a_checkpoint_is_found_by_step_best_or_latest(models, run, step, found):
+    state = restore_state(models, str(run), step)
     assert int(state.step) == found
     assert float(state.adapters[MAIN]["q"]["b"][0, 0, 0, 0]) == found
 
@@ -81,27 +83,25 @@ def test_a_checkpoint_is_found_by_step_best_or_latest(session, run, step, found)
         (False, "3", "only a --run has steps"),
     ],
 )
-def test_a_step_that_is_not_there_is_one_clear_line(session, run, run_dir, step, message):
+def test_a_step_that_is_not_there_is_one_clear_line(models, run, run_dir, step, message):
     with pytest.raises(BadInput, match=message):
-        restore_state(session, str(run) if run_dir else None, step)
+        restore_state(models, str(run) if run_dir else None, step)
 
 
 @pytest.mark.slow
-def test_a_team_is_pushed_and_a_training_begins_with_it(
-    session, run, tmp_path, monkeypatch, capsys
-):
+def test_a_team_is_pushed_and_a_training_begins_with_it(models, run, tmp_path, monkeypatch, capsys):
     assert run_export("--run", run, "--out", tmp_path / "no", "--push", "sums") == 2
     assert not (tmp_path / "no").exists()
     with imitated(tmp_path, monkeypatch) as hub:
         assert run_export("--run", run, "--out", tmp_path / "out", "--push", "me/sums") == 0
         assert f"pushed: {hub.url}/me/sums" in capsys.readouterr().out
-        begun = session._replace(config=configure(lora={"init": "hub:me/sums"}))
-        state = initial_state(begun, make_learner(session).init())
+        begun = models._replace(config=configure(lora={"init": "hub:me/sums"}))
+        state = initial_state(begun, make_learner(models).init())
     assert all((np.asarray(leaf) == 5).all() for leaf in jax.tree.leaves(state.adapters))
 
 
 @pytest.mark.slow
-def test_a_team_travels_as_peft_folders_and_comes_back(session, run, tmp_path, capsys):
+def test_a_team_travels_as_peft_folders_and_comes_back(models, run, tmp_path, capsys):
     out = tmp_path / "out"
     assert run_export("--run", run, "--out", out, "--step", "best") == 0
     assert "step 3" in capsys.readouterr().out
@@ -122,12 +122,12 @@ def test_a_team_travels_as_peft_folders_and_comes_back(session, run, tmp_path, c
         )
     (tmp_path / "elsewhere").mkdir()
     out = out.rename(tmp_path / "elsewhere" / "moved")
-    saved = restore_state(session, str(run), "best").adapters
-    as_team = session._replace(
-        team=session.team._replace(profiles=load_team(str(out / "team.yaml")).agents)
+    saved = restore_state(models, str(run), "best").adapters
+    as_team = models._replace(
+        team=models.team._replace(profiles=load_team(str(out / "team.yaml")).agents)
     )
     config = cli.parse(["--lora.init", str(out)])
-    for other in (as_team, session._replace(config=config)):  # by the team file, by the setting
+    for other in (as_team, models._replace(config=config)):  # by the team file, by the setting
         loaded = restore_state(other, None).adapters
         jax.tree.map(np.testing.assert_array_equal, loaded, saved)
 
@@ -165,10 +165,10 @@ def test_team_py_shows_each_agent_what_chat_shows_it(run, tmp_path):
     ]
 
 
-def test_team_py_walks_a_graph_and_is_left_out_where_the_order_is_decided_on_the_way(session):
+def test_team_py_walks_a_graph_and_is_left_out_where_the_order_is_decided_on_the_way(models):
     nodes = [Node("a", "planner"), Node("b", "solver", "look"), Node("c", "solver")]
     graph = Graph(tuple(nodes), (("a", "b"), ("b", "c")))
-    team = session.team._replace(graph=graph, messages=("first", "then"))
+    team = models.team._replace(graph=graph, messages=("first", "then"))
     assert turns.turns_of(team, "dag") == [(0, [], "first"), (1, [0], "look"), (1, [0, 1], "then")]
     assert turns.turns_of(team, "solo") == [(1, [], "then")]
     assert turns.turns_of(team, "orchestrated") is None
@@ -293,10 +293,10 @@ def test_the_card_of_an_imitated_run_tells_losses(tmp_path):
     assert "reinforcement" not in text and "reward" not in text
 
 
-def test_a_card_names_files_without_their_places(session, run, tmp_path):
+def test_a_card_names_files_without_their_places(models, run, tmp_path):
     data = ["/home/someone/secret/train.jsonl", "owner/name:train"]
-    config = dataclasses.replace(session.config, env=Settings(data=tuple(data)))
-    facts = card.Facts(str(run), 3, config, Blueprint(BUILT_IN), command._portable(str(run)))
+    config = dataclasses.replace(models.config, env=Settings(data=tuple(data)))
+    facts = card.Facts(str(run), 3, config, Blueprint(BUILT_IN), exporting._portable(str(run)))
     for base in ("model.gguf", ""):
         card.write(tmp_path, facts, {"solver": ["solver"]}, base)
         text = (tmp_path / "README.md").read_text()
@@ -306,7 +306,7 @@ def test_a_card_names_files_without_their_places(session, run, tmp_path):
 
 def test_a_merged_model_is_written_for_one_agent_or_for_each(run, tmp_path, monkeypatch):
     shown = []
-    monkeypatch.setattr(command.Progress, "__call__", lambda self, *counts: shown.append(counts))
+    monkeypatch.setattr(exporting.Progress, "__call__", lambda self, *counts: shown.append(counts))
     assert run_export("--run", run, "--out", tmp_path / "a", "--format", "merged", "--agent",
                       "solver") == 0  # fmt: skip
     assert {p.name for p in (tmp_path / "a").iterdir()} == {"solver", "README.md"}

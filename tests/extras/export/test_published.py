@@ -30,7 +30,8 @@ from marft_jax.run.checkpoints import Checkpoints
 from marft_jax.run.compatibility import identity_of
 from marft_jax.run.directory import write_settings
 from marft_jax.run.loaded_team import LoadedTeam
-from marft_jax.run.setup import make_learner, open_session
+from marft_jax.run.models import open_models
+from marft_jax.run.states import make_learner
 from marft_jax.team.profiles import BUILT_IN
 from marft_jax.team.team_files import Blueprint
 from marft_jax.types import MAIN
@@ -125,18 +126,18 @@ def runs(models, tmp_path_factory):
                 run={"dir": str(folder)},
                 eval={"temperature": 0.0},
             )
-            session = open_session(config, Blueprint(BUILT_IN))
-            state, rng = make_learner(session).init(), np.random.default_rng(0)
+            with open_models(config, Blueprint(BUILT_IN)) as opened:
+                state, rng = make_learner(opened).init(), np.random.default_rng(0)
 
-            def draw(x):
-                own = jnp.asarray(rng.normal(size=x.shape) * 0.2, x.dtype)
-                return jax.device_put(own, x.sharding)
+                def draw(x):
+                    own = jnp.asarray(rng.normal(size=x.shape) * 0.2, x.dtype)
+                    return jax.device_put(own, x.sharding)
 
-            saved = state.with_adapters(jax.tree.map(draw, state.adapters))
-            write_settings(folder, session.config, Blueprint(BUILT_IN))
-            identity = identity_of(session.config, session.bases, session.team)
-            with Checkpoints(folder, identity, 1) as checkpoints:
-                checkpoints.save(1, saved._replace(step=jnp.int32(1)))
+                saved = state.with_adapters(jax.tree.map(draw, state.adapters))
+                write_settings(folder, opened.config, Blueprint(BUILT_IN))
+                identity = identity_of(opened.config, opened.bases, opened.team)
+                with Checkpoints(folder, identity, 1) as checkpoints:
+                    checkpoints.save(1, saved._replace(step=jnp.int32(1)))
             np.save(folder / "factors.npy", jax.device_get(saved.adapters[MAIN]), allow_pickle=True)
         return folder
 

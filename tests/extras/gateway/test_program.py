@@ -28,7 +28,8 @@ from marft_jax.extras.gateway import rounds
 from marft_jax.extras.gateway.channel import Channel
 from marft_jax.extras.gateway.errors import ApiError
 from marft_jax.extras.gateway.protocol import Call
-from marft_jax.run.setup import open_session, restore_state
+from marft_jax.run.models import open_models
+from marft_jax.run.states import restore_state
 from marft_jax.team.team_files import load_team
 
 
@@ -475,7 +476,7 @@ def test_a_run_with_a_program_repeats_whatever_its_delays_and_goes_on(
     assert run("two", 2) == whole
     assert whole[0]["episode/turns"] == 5 and whole[0]["episode/rewritten"] == 0
     assert whole[1]["reward/std"] > 0
-    session = open_session(cli.configure_run("one"), load_team(None))
-    one, two = (restore_state(session, name).adapters for name in ("one", "two"))
+    with open_models(cli.configure_run("one"), load_team(None)) as models:
+        one, two = (restore_state(models, name).adapters for name in ("one", "two"))
     jax.tree.map(np.testing.assert_array_equal, one, two)
     assert whole[1]["agent/planner/logprob_gap"] < 1e-3

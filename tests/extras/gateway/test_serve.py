@@ -31,8 +31,9 @@ from marft_jax.extras.gateway.http import Limits, make_server
 from marft_jax.models.tokenizers.tokenizer import ByteTokenizer
 from marft_jax.run.directory import write_settings
 from marft_jax.run.loaded_team import LoadedTeam
+from marft_jax.run.models import open_models
 from marft_jax.run.saving import open_checkpoints
-from marft_jax.run.setup import open_session, restore_state
+from marft_jax.run.states import restore_state
 from marft_jax.team.team_files import load_team
 
 TASKS = [f"{a}+{b}+{a * b % 10}=?" for a, b in ((3, 4), (5, 9), (0, 7), (8, 8))]
@@ -50,17 +51,17 @@ def run(tmp_path_factory, one_device):
 def saved_run(folder, team=None):
     config = cli.configure(run={"dir": str(folder)}, rollout={"slots": 8})
     blueprint = load_team(team)
-    session = open_session(config, blueprint)
-    fresh, rng = restore_state(session, None), np.random.default_rng(0)
-    folder.mkdir()
-    write_settings(folder, session.config, blueprint)
-    with open_checkpoints(session) as checkpoints:
-        for step in (1, 3):
-            noise = jax.tree.map(
-                lambda x: x + rng.normal(0, 0.05, x.shape).astype(x.dtype), fresh.adapters
-            )
-            saved = fresh.with_adapters(noise)._replace(step=jnp.int32(step))
-            checkpoints.save(step, saved)
+    with open_models(config, blueprint) as models:
+        fresh, rng = restore_state(models, None), np.random.default_rng(0)
+        folder.mkdir()
+        write_settings(folder, models.config, blueprint)
+        with open_checkpoints(models) as checkpoints:
+            for step in (1, 3):
+                noise = jax.tree.map(
+                    lambda x: x + rng.normal(0, 0.05, x.shape).astype(x.dtype), fresh.adapters
+                )
+                saved = fresh.with_adapters(noise)._replace(step=jnp.int32(step))
+                checkpoints.save(step, saved)
     return folder
 
 

@@ -20,17 +20,18 @@ from rich.console import Console
 from marft_jax import cli
 from marft_jax import config as config_lib
 from marft_jax.extras.planning import command as plan_lib
-from marft_jax.extras.planning import cost, hlo, verdict
+from marft_jax.extras.planning import cost, hlo, planner, verdict
 from marft_jax.extras.planning.chips import GPUS, TPUS, Chip
 from marft_jax.extras.planning.compile import Compiled, compile_one, describe, lowered, per_chip
 from marft_jax.extras.planning.topology import find_topology
 from marft_jax.extras.planning.work import step_work
 from marft_jax.learning.algorithms import find_algorithm
-from marft_jax.learning.learner import Learner
 from marft_jax.learning.settings import Appo
 from marft_jax.models import decoder
 from marft_jax.models.weights import tiny as tiny_model
-from marft_jax.run.setup import open_session
+from marft_jax.run.models import open_models
+from marft_jax.run.samplers import open_sampler
+from marft_jax.run.states import make_learner
 from marft_jax.team.team_files import load_team
 from marft_jax.types import MAIN
 
@@ -196,7 +197,7 @@ def tiny() -> verdict.Plan:
     algo = Appo(episodes=32, microbatch_tokens=2048)
     team = config_lib.Team(max_new_tokens=8)
     config = settings(mesh=config_lib.Mesh(tensor=2), team=team, algo=algo)
-    [found] = plan_lib.plans(config, find_topology("cpu:2x4")).values()
+    [found] = planner.plans(config, find_topology("cpu:2x4")).values()
     return found
 
 
@@ -210,7 +211,7 @@ def test_each_base_is_planned_beside_what_the_others_hold(tmp_path):
           - {name: solver, answers: true}"""
     (tmp_path / "team.yaml").write_text(team)
     words = ["--team.file", str(tmp_path / "team.yaml"), "--algo.name", "distill"]
-    found = plan_lib.plans(cli.parse(words), find_topology("cpu:1"))
+    found = planner.plans(cli.parse(words), find_topology("cpu:1"))
     assert {*found["large"].programs} == {"prefill", "decode"}  # nothing learns there
     assert {*found["wise"].programs} == {"teacher"}
     alone, _ = verdict.memory_of(found["main"].run, found["main"].programs)
@@ -261,20 +262,22 @@ def test_what_a_plan_counts_is_what_a_run_holds():
         mesh=config_lib.Mesh(data=4, tensor=2), team=config_lib.Team(max_new_tokens=16)
     )
     planned, _ = verdict.memory_of(run_of(config, tiny_model.CONFIG, "cpu:8"), {})
-    session = open_session(config, load_team(None))
-    algorithm = find_algorithm(config.algo.name)
-    state = Learner(session.learning, session.bases, session.team, algorithm, session.mesh).init()
-    session.sampler.load(state.adapters, 0)
-    held = {
-        "weights": session.bases[MAIN].params,
-        "adapters": state.adapters,
-        "critic": state.critic,
-        "optimiser": ([p.adapters_opt for p in state.policies.values()], state.critic_opt),
-        "cache": session.sampler.samplers[MAIN]._slots,
-    }
-    for name, tree in held.items():
-        on_one = sum(leaf.addressable_shards[0].data.nbytes for leaf in jax.tree.leaves(tree))
-        assert planned[name] == on_one, name
+    with (
+        open_models(config, load_team(None)) as models,
+        open_sampler(models) as sampler,
+    ):
+        state = make_learner(models).init()
+        sampler.load(state.adapters, "")
+        held = {
+            "weights": models.bases[MAIN].params,
+            "adapters": state.adapters,
+            "critic": state.critic,
+            "optimiser": ([p.adapters_opt for p in state.policies.values()], state.critic_opt),
+            "cache": sampler.samplers[MAIN]._slots,
+        }
+        for name, tree in held.items():
+            on_one = sum(leaf.addressable_shards[0].data.nbytes for leaf in jax.tree.leaves(tree))
+            assert planned[name] == on_one, name
 
 
 def test_with_a_lag_the_cache_lies_beside_the_update():
@@ -321,7 +324,8 @@ def test_a_process_has_slots_for_its_own_episodes_in_a_plan_and_in_a_run(monkeyp
     config = settings(algo=Appo(episodes=24))
     assert run_of(config, topology="cpu:3x2").shape.slots == 8
     monkeypatch.setattr(jax, "process_count", lambda: 3)
-    assert open_session(config, load_team(None)).sampler.capabilities.at_once == 8
+    with open_models(config, load_team(None)) as models, open_sampler(models) as sampler:
+        assert sampler.capabilities.at_once == 8
 
 
 def test_every_part_of_a_chips_memory_is_in_the_peak():
@@ -487,7 +491,7 @@ def test_a_base_that_would_lie_in_two_hosts_is_refused(capsys):
     [("qwen2.5-1.5b", 1.54), ("qwen2.5-7b", 7.6), ("qwen2.5-32b", 32.8), ("llama-3-70b", 70.6)],
 )
 def test_the_models_that_are_planned_have_their_published_size(repository, name, billions):
-    model = plan_lib.decoder_config(str(repository / "configs" / "models" / name))
+    model = planner.decoder_config(str(repository / "configs" / "models" / name))
     _, abstract = small.abstract_decoder(model, jnp.bfloat16)
     weights = sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(abstract))
     assert weights / 1e9 == pytest.approx(billions, rel=0.01)
@@ -497,7 +501,7 @@ def test_the_plans_of_the_readme_can_be_read(repository, monkeypatch):
     monkeypatch.chdir(repository)
     for file in sorted((repository / "configs" / "plans").glob("*.yaml")):
         config = cli.parse(["--config", str(file)])
-        assert plan_lib.decoder_config(config.model.base).n_layers >= 28
+        assert planner.decoder_config(config.model.base).n_layers >= 28
         assert len(load_team(config.team.file).agents) == 2
 
 

@@ -1,0 +1,73 @@
+"""The lines that a training begins with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import jax
+
+from marft_jax.config import Config
+from marft_jax.learning.settings import reuses_samples
+from marft_jax.learning.state import TrainState
+from marft_jax.models import lora
+from marft_jax.plugins import PYTHON
+from marft_jax.run.models import TeamModels
+from marft_jax.run.reporters import FROM_BASE
+from marft_jax.sampling.protocol import Capabilities
+from marft_jax.setting import get, settings
+
+
+def greeting(models: TeamModels, state: TrainState, where: str) -> str:
+    """Returns the first line of a run: who plays what, on which devices, and ``where`` the run is
+    saved."""
+    start, config, mesh = int(state.step), models.config, models.devices.learning
+    device = mesh.devices.flat[0].device_kind
+    if apart := config.mesh.rollout:
+        size = sum(x.nbytes for x in jax.tree.leaves(state.adapters)) / 1e6
+        device += f", plays on {'x'.join(map(str, apart))} others ({size:.2g} MB of adapters each)"
+        device += ", learns on"
+    device += f" mesh {'x'.join(map(str, mesh.shape.values()))}"
+    who = f"{', '.join(models.team.names)} ({models.team.workflow})"
+    on = ", ".join(dict.fromkeys(base.source for base in models.bases.values()))
+    what = f"{who} on {on}, {config.env.name}"
+    begin = f"continuing after step {start}" if start else "from the beginning"
+    return f"{config.algo.name}: {what}; {device}; {where}, {begin}"
+
+
+def notices(models: TeamModels, able: Capabilities) -> Iterator[str]:
+    """Yields what a user should know of a run before its first step.
+
+    Args:
+        able: what the sampler can do.
+    """
+    config = models.config
+    if warning := reuses_samples(config.algo):
+        yield warning
+    if models.derived:
+        yield f"{FROM_BASE}{', '.join(models.derived)}"
+    objects = [key for key, _ in settings(config) if PYTHON in str(get(config, key))]
+    if flags := [f"--{key}" for key in objects if key != "team.file"]:  # the team is saved
+        yield (
+            f"{', '.join(flags)}: an object of Python, which no command can load; continue, "
+            "evaluate and export this run with the same calls in Python"
+        )
+    if not able.repeats:
+        yield "the sampler does not repeat: what is sampled again is sampled anew"
+    for base in models.bases.values():
+        adapted = lora.counts(base.config, config.lora.targets)
+        yield f"matrices with adapters in {base.source}: {adapted}"
+        if base.config.recurrent:
+            yield (
+                f"{base.source} has layers with a recurrent state: in the update packed sequences "
+                "share no prefixes, and a prompt is reused up to a multiple of 64 tokens"
+            )
+
+
+def first_step_notice(config: Config, programs: int, first: int) -> str:
+    """Says that a run's first step compiles, how many programs there can be, and where they are
+    kept for the next start."""
+    most = f"; playing compiles at most {programs} programs in all, as prompts grow"
+    played = "" if config.algo.recorded or not programs else most
+    kept = jax.config.jax_compilation_cache_dir  # pyright: ignore[reportAttributeAccessIssue]
+    where = f"; kept in {kept}" if kept else ""
+    return f"compiling ... (step {first} takes longer than those after it{played}{where})"

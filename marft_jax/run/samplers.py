@@ -1,0 +1,101 @@
+"""Opens the sampler that the settings name, for the team of a run."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator
+
+import jax
+from jax.sharding import Mesh
+
+from marft_jax.config import Rollout
+from marft_jax.engine.compiled import Shape
+from marft_jax.engine.engine import Engine
+from marft_jax.models.weights.load import BaseModel, copy_base
+from marft_jax.parallel import mesh as mesh_lib
+from marft_jax.parallel import processes
+from marft_jax.plugins import load_extra
+from marft_jax.run.models import Devices, TeamModels
+from marft_jax.sampling.bases import SamplerOfBases
+from marft_jax.sampling.protocol import Sampler
+from marft_jax.sampling.settings import SampledBase, SamplerSetup, make_sampler
+from marft_jax.team.prompts import Team
+
+
+@contextlib.contextmanager
+def open_sampler(models: TeamModels, at_once: int | None = None) -> Iterator[Sampler]:
+    """Opens the sampler: an engine for each base, or that of a user's own. When it is closed, it is
+    released.
+
+    Args:
+        at_once: the most turns that are sampled together; more slots would stay idle. By default
+            the episodes of a training step, with the branches of their turns.
+
+    Raises:
+        BadInput: the devices that play cannot be shared, or a user's sampler cannot be made.
+    """
+    sampler = _make(models, at_once)
+    try:
+        yield sampler
+    finally:
+        sampler.release()
+
+
+def _make(models: TeamModels, at_once: int | None) -> Sampler:
+    config, devices = models.config, models.devices
+    sampled = {name: _sampled(name, base, models.team) for name, base in models.bases.items()}
+    setup = SamplerSetup(config.rollout, sampled, config.run.seed, config.lora.alpha)
+    at_once = at_once or config.algo.episodes * max(1, config.algo.branches)
+    playing = mesh_lib.local_mesh(devices.playing)
+    shares = mesh_lib.parts(playing, config.mesh.bases, len(models.bases))
+    if not isinstance(config.rollout, Rollout):
+        return make_sampler(setup)
+    slots = min(config.rollout.slots, processes.share(at_once, jax.process_count()))
+    settings = dataclasses.replace(config.rollout, slots=slots)
+    engines = {
+        name: _open_engine(name, base, setup, settings, devices, share)
+        for (name, base), share in zip(models.bases.items(), shares, strict=True)
+    }
+    return SamplerOfBases(engines)
+
+
+def _sampled(name: str, base: BaseModel, team: Team) -> SampledBase:
+    """What a sampler has to know of a base and of the agents on it."""
+    members = [i for i, own in enumerate(team.bases) if own == name]
+    first = [min(i for i in members if team.owners[i] == n) for n in range(team.adapters[name])]
+    return SampledBase(
+        source=base.source,
+        adapters=tuple(team.names[i] for i in first),
+        eos_ids=tuple(base.tokenizer.eos_ids),
+        decode=base.tokenizer.decode,
+        context=max(team.contexts[i] for i in members),
+        longest=max(team.sampling[i].max_new_tokens for i in members),
+    )
+
+
+def _open_engine(
+    name: str, base: BaseModel, setup: SamplerSetup, settings: Rollout, devices: Devices, mesh: Mesh
+) -> Engine:
+    """Opens the engine of a base on a mesh, which gets a copy of the base where it only plays."""
+    sampled = setup.bases[name]
+    held = mesh_lib.local_mesh(devices.learning) if devices.are_apart else mesh
+    params = mesh_lib.localize(base.params, held)
+    if devices.are_apart:
+        params = copy_base(params, mesh_lib.placer(mesh))
+    return Engine(
+        base.config,
+        base.graphdef,
+        params,
+        mesh,
+        Shape(settings.slots, settings.chunk, sampled.context, sampled.longest),
+        eos_ids=sampled.eos_ids,
+        seed=setup.seed,
+        alpha=setup.alpha,
+        decode=sampled.decode,
+        name=name,
+        reuse=settings.reuse,
+        forms=lambda form: load_extra("form.constraint")(
+            base.tokenizer, base.config.vocab_size, form
+        ),
+    )
