@@ -25,6 +25,7 @@ from marft_jax.run.directory import write_settings
 from marft_jax.run.models import TeamModels, open_models
 from marft_jax.run.samplers import open_sampler
 from marft_jax.run.states import make_learner
+from marft_jax.sampling.bases import SamplerOfBases
 from marft_jax.setting import replaced
 from marft_jax.team.team_files import load_team
 
@@ -221,6 +222,14 @@ def test_a_length_that_the_base_lacks_is_refused(flags, fault, kind, bases, tmp_
     with pytest.raises(BadInput, match=fault) as caught:
         opened(cli.parse(flags))
     assert "\n" not in str(caught.value) and len(str(caught.value)) < 300
+
+
+def test_what_is_closed_holds_no_weights_and_samples_no_more(monkeypatch):
+    released = []
+    monkeypatch.setattr(SamplerOfBases, "release", released.append)
+    with open_models(cli.parse([]), load_team(None)) as start, open_sampler(start, 1) as sampler:
+        assert start.bases and not released
+    assert released == [sampler] and not start.bases
 
 
 def test_a_context_is_refused_before_weights_are_read(bases, monkeypatch):

@@ -291,7 +291,7 @@ class Checkpoints:
         return foreign.read_settings(self._folder / str(step) / _META)
 
 
-class Schedule:
+class SaveSchedule:
     """When to save: every ``save_every`` steps, after ``save_minutes``, and after the last step."""
 
     def __init__(self, settings: config_lib.Run, now: Callable[[], float] = time.monotonic):

@@ -17,7 +17,7 @@ from marft_jax.rollout.pipeline import Pipeline
 from marft_jax.run import inputs
 from marft_jax.run.answers import open_evaluation
 from marft_jax.run.checking import check_training
-from marft_jax.run.checkpoints import Schedule
+from marft_jax.run.checkpoints import SaveSchedule
 from marft_jax.run.directory import disk_errors, own_directory, set_aside, write_settings
 from marft_jax.run.guard import Guard
 from marft_jax.run.loggers import find_loggers
@@ -83,9 +83,10 @@ def open_training(config: Config, *, rehearses: bool = False) -> Iterator[Traini
         threads, compilations = enter(DaemonThreads()), enter(Compilations())
         enter(pipeline)
         playing = PlaySetup(models.config, models.team, sampler, threads, stop, pipeline.collective)
+        schedule = SaveSchedule(models.config.run)
         run = Training(
-            models, playing, learner, source, curriculum, state, guard, checkpoints,
-            Schedule(models.config.run), evaluation, compilations, reporter, pipeline, stop, folder,
+            models, playing, learner, source, curriculum, state, guard, checkpoints, schedule,
+            evaluation, compilations, reporter, pipeline, stop, folder,
         )  # fmt: skip
         with saved_when_stopped(run):
             yield run

@@ -24,7 +24,7 @@ from marft_jax.rollout.pipeline import Cancelled, Pipeline
 from marft_jax.rollout.source import Job, RolloutSource
 from marft_jax.rollout.tools_down import ToolWatch
 from marft_jax.run.answers import PeriodicEvaluation
-from marft_jax.run.checkpoints import Checkpoints, Schedule
+from marft_jax.run.checkpoints import Checkpoints, SaveSchedule
 from marft_jax.run.guard import Guard
 from marft_jax.run.metrics import Compilations
 from marft_jax.run.models import TeamModels
@@ -54,7 +54,7 @@ class Training(NamedTuple):
     state: TrainState
     guard: Guard
     checkpoints: Checkpoints
-    schedule: Schedule
+    schedule: SaveSchedule
     evaluation: PeriodicEvaluation
     compilations: Compilations
     reporter: Reporter

@@ -26,7 +26,7 @@ from marft_jax.learning.learner import Learner
 from marft_jax.learning.settings import resolve
 from marft_jax.parallel import mesh
 from marft_jax.run import saving
-from marft_jax.run.checkpoints import Checkpoints, Schedule
+from marft_jax.run.checkpoints import Checkpoints, SaveSchedule
 from marft_jax.run.compatibility import described, identity_of, team_changes
 from marft_jax.run.directory import own_directory
 from marft_jax.team.team_files import Blueprint
@@ -403,13 +403,13 @@ def test_a_run_directory_that_cannot_be_made_is_bad_input(tmp_path):
 def test_saves_are_due_by_steps_by_minutes_and_at_the_end():
     clock = [0.0]
     settings = config_lib.Run(steps=9, save_every=4, save_minutes=2)
-    schedule = Schedule(settings, now=lambda: clock[0])
+    schedule = SaveSchedule(settings, now=lambda: clock[0])
     due = []
     for step, seconds in enumerate([30, 60, 60, 0, 60, 61, 0, 0, 0], start=1):
         clock[0] += seconds
         due += [step] if schedule.is_due(step) else []
     assert due == [3, 4, 6, 8, 9]
-    never = Schedule(dataclasses.replace(settings, save_minutes=0), now=lambda: clock[0])
+    never = SaveSchedule(dataclasses.replace(settings, save_minutes=0), now=lambda: clock[0])
     clock[0] += 1e6
     assert not never.is_due(3)
 
