@@ -16,21 +16,16 @@ from rich.console import Console
 from marft_jax import cli
 from marft_jax import config as config_lib
 from marft_jax.envs.base import open_source
-from marft_jax.envs.threads import DaemonThreads
 from marft_jax.errors import BadInput, printable, reason
 from marft_jax.evaluation import tables
 from marft_jax.evaluation.benchmarks import BenchmarkPlan, plans
 from marft_jax.evaluation.scores import Record, Scores, score
 from marft_jax.formats import foreign, jsonlines
 from marft_jax.run.answers import Answers, key_of
-from marft_jax.run.checking import check_team
 from marft_jax.run.directory import numbered_folder
-from marft_jax.run.models import open_models
-from marft_jax.run.playing import PlaySetup
+from marft_jax.run.opening import open_team
 from marft_jax.run.progress import Progress
-from marft_jax.run.samplers import open_sampler
 from marft_jax.run.signals import Stop
-from marft_jax.run.states import restore_state
 from marft_jax.sampling.protocol import version_of
 from marft_jax.setting import check_local
 from marft_jax.team.profiles import last_answering
@@ -91,16 +86,15 @@ def evaluate_team(
         sources = [stack.enter_context(open_source(plan.config.env, "eval")) for plan in wanted]
         pairs = list(zip(wanted, sources, strict=True))
         at_once = max(plan.count(source.size) for plan, source in pairs)
-        models = stack.enter_context(open_models(config, check_team(config)))
-        team, sampler = models.team, stack.enter_context(open_sampler(models, at_once))
-        state = restore_state(models, run, step)
+        opened = stack.enter_context(open_team(config, run, step, at_once, stop))
+        models, playing, state = opened
+        team, sampler = playing.team, playing.sampler
         at_step, adapters = int(state.step) if run else None, state.adapters
-        del state  # optimisers and critic make room
+        del opened, state  # optimisers and critic make room
         stop.expect("stopping: saved answers stay, the same command goes on from there")
         stop.protect(lambda: None)  # they are on the disk
         who = f"{run}, step {at_step}" if run else f"{config.model.base} without adapters"
         console.print(printable(f"{' -> '.join(team.names)}: {who}"))
-        playing = PlaySetup(models.config, team, sampler, DaemonThreads(), stop)
         zeros = jax.tree.map(jnp.zeros_like, adapters)
         for (plan, source), variant in product(pairs, variants):
             own = adapters if variant.trained else zeros

@@ -9,13 +9,10 @@ from pathlib import Path
 from marft_jax import cli
 from marft_jax.config import Config
 from marft_jax.envs.base import Grade, Task, question_source
-from marft_jax.envs.threads import DaemonThreads
 from marft_jax.errors import BadInput
 from marft_jax.run.checking import check_team
-from marft_jax.run.models import open_models
-from marft_jax.run.playing import PlaySetup, play_held_out
-from marft_jax.run.samplers import open_sampler
-from marft_jax.run.states import restore_state
+from marft_jax.run.opening import open_team
+from marft_jax.run.playing import play_held_out
 from marft_jax.sampling.protocol import version_of
 from marft_jax.team.workflows import NEED_ENV
 from marft_jax.types import Episode
@@ -46,12 +43,10 @@ class LoadedTeam:
                 f"--team.workflow {workflow}: expected a team that answers questions, and this one "
                 "needs its environment; use marft_jax.evaluate, or marft_jax.serve for one agent"
             )
-        self._stack = contextlib.ExitStack()
-        models = self._stack.enter_context(open_models(config, blueprint))
-        sampler = self._stack.enter_context(open_sampler(models, at_once=len(blueprint.agents)))
-        state = restore_state(models, run, step)
-        sampler.load(state.adapters, version_of(state.adapters))
-        self._playing = PlaySetup(models.config, models.team, sampler, DaemonThreads())
+        self._opened, at_once = contextlib.ExitStack(), len(blueprint.agents)
+        opened = self._opened.enter_context(open_team(config, run, step, at_once))
+        _, self._playing, state = opened
+        self._playing.sampler.load(state.adapters, version_of(state.adapters))
         self._asked = itertools.count()
 
     def ask(self, question: str) -> Episode:

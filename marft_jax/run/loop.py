@@ -19,8 +19,7 @@ from marft_jax.run import transcripts
 from marft_jax.run.loggers import find_loggers
 from marft_jax.run.measuring import measure, report, transcribe, warn_without_gradient
 from marft_jax.run.metrics import Clock
-from marft_jax.run.next_steps import next_steps
-from marft_jax.run.notices import first_step_notice
+from marft_jax.run.notices import first_step_notice, next_steps
 from marft_jax.run.opening import open_training
 from marft_jax.run.playing import make_player
 from marft_jax.run.saving import roll_back, save

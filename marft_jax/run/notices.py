@@ -1,8 +1,11 @@
-"""The lines that a training begins with."""
+"""The lines that a training begins with, and the commands that it prints at its end."""
 
 from __future__ import annotations
 
+import shlex
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import jax
 
@@ -15,6 +18,7 @@ from marft_jax.run.models import TeamModels
 from marft_jax.run.reporters import FROM_BASE
 from marft_jax.sampling.protocol import Capabilities
 from marft_jax.setting import get, settings
+from marft_jax.team.workflows import NEED_ENV
 
 
 def greeting(models: TeamModels, state: TrainState, where: str) -> str:
@@ -71,3 +75,25 @@ def first_step_notice(config: Config, programs: int, first: int) -> str:
     kept = jax.config.jax_compilation_cache_dir  # pyright: ignore[reportAttributeAccessIssue]
     where = f"; kept in {kept}" if kept else ""
     return f"compiling ... (step {first} takes longer than those after it{played}{where})"
+
+
+def next_steps(config: Config, workflow: str) -> Iterator[str]:
+    """Yields the lines that a finished run prints last.
+
+    Args:
+        workflow: the workflow that was played; some offer no chat.
+    """
+    steps, run = config.run.steps, shlex.quote(config.run.dir)
+    yield f"done: {steps} steps in {config.run.dir}; to go on: --run.steps {2 * steps}"
+    if config.algo.recorded:
+        yield f"next, with the settings of this start: train --lora.init {run} --run.dir ANOTHER"
+    page = shlex.quote(str(Path(config.run.dir) / "report.html"))
+    commands = {
+        "held-out tasks": f"evaluate --run {run}",
+        "ask the team": f"chat --run {run}",
+        "what it wrote": f"report --run {run} --out {page}",
+    }
+    if workflow in NEED_ENV:
+        del commands["ask the team"]
+    before = "marft " if Path(sys.argv[0]).name == "marft" else "python -m marft_jax."
+    yield from (f"  {task + ':':<16}{before}{command}" for task, command in commands.items())

@@ -1,9 +1,10 @@
-"""Opens a training run, from its settings to the values that its steps are made with."""
+"""Opens a training run, from its settings to the values that its steps are made with; and a team
+that only plays."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from rich.console import Console
@@ -11,26 +12,26 @@ from rich.console import Console
 from marft_jax.config import Config
 from marft_jax.envs.base import open_source
 from marft_jax.envs.threads import DaemonThreads
+from marft_jax.learning.state import TrainState
 from marft_jax.parallel import processes
 from marft_jax.rollout.curriculum import Curriculum
 from marft_jax.rollout.pipeline import Pipeline
 from marft_jax.run import inputs
 from marft_jax.run.answers import open_evaluation
-from marft_jax.run.checking import check_training
+from marft_jax.run.checking import check_team, check_training
 from marft_jax.run.checkpoints import SaveSchedule
 from marft_jax.run.directory import disk_errors, own_directory, set_aside, write_settings
 from marft_jax.run.guard import Guard
 from marft_jax.run.loggers import find_loggers
 from marft_jax.run.metrics import Compilations
-from marft_jax.run.models import open_models
+from marft_jax.run.models import TeamModels, open_models
 from marft_jax.run.notices import greeting, notices
 from marft_jax.run.playing import PlaySetup
 from marft_jax.run.reporters import open_reporter
 from marft_jax.run.samplers import open_sampler
 from marft_jax.run.saving import open_checkpoints, resume, saved_when_stopped
 from marft_jax.run.signals import Stop
-from marft_jax.run.states import make_learner
-from marft_jax.run.teachers import open_teaching
+from marft_jax.run.states import make_learner, open_teaching, restore_state
 from marft_jax.run.training import Training
 from marft_jax.setting import with_absolute_paths
 
@@ -90,3 +91,25 @@ def open_training(config: Config, *, rehearses: bool = False) -> Iterator[Traini
         )  # fmt: skip
         with saved_when_stopped(run):
             yield run
+
+
+@contextlib.contextmanager
+def open_team(
+    config: Config,
+    run: str | Path | None,
+    step: int | str = "latest",
+    at_once: int | None = None,
+    stop: Callable[[], bool] = lambda: False,
+) -> Iterator[tuple[TeamModels, PlaySetup, TrainState]]:
+    """Opens a team that plays and learns nothing: its models, what it plays with, and its state
+    after a step of ``run``, or of the bare base.
+
+    Raises:
+        BadInput: settings, models, team or checkpoint that do not fit.
+    """
+    with (
+        open_models(config, check_team(config)) as models,
+        open_sampler(models, at_once) as sampler,
+    ):
+        playing = PlaySetup(models.config, models.team, sampler, DaemonThreads(), stop)
+        yield models, playing, restore_state(models, run, step)

@@ -14,7 +14,7 @@ from marft_jax.errors import BadInput
 from marft_jax.extras.loggers.packages import Package
 from marft_jax.run import loggers
 from marft_jax.run.loggers import find_loggers
-from marft_jax.run.next_steps import next_steps
+from marft_jax.run.notices import next_steps
 
 
 @pytest.mark.parametrize(

@@ -21,12 +21,10 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from marft_jax import cli
 from marft_jax.config import Config
 from marft_jax.envs.base import EnvSource
-from marft_jax.envs.threads import DaemonThreads
 from marft_jax.errors import BadInput, reason
 from marft_jax.formats import documents
 from marft_jax.formats.hosts import name_of
 from marft_jax.random_keys import Stream
-from marft_jax.run.checking import check_team
 from marft_jax.types import Player
 
 if TYPE_CHECKING:
@@ -90,19 +88,17 @@ def open_app(
     from marft_jax.extras.gateway.app import make_app
     from marft_jax.extras.gateway.http import DEFAULT
     from marft_jax.extras.gateway.served_team import ServedTeam
-    from marft_jax.run.models import open_models
-    from marft_jax.run.playing import PlaySetup
-    from marft_jax.run.samplers import open_sampler
+    from marft_jax.run.opening import open_team
     from marft_jax.run.states import restore_state
     from marft_jax.sampling.batcher import Batcher
     from marft_jax.sampling.protocol import version_of
 
     with contextlib.ExitStack() as stack:
-        models = stack.enter_context(open_models(config, check_team(config)))
-        team, threads, heat = models.team, DaemonThreads(), config.eval.temperature
+        opened = stack.enter_context(open_team(config, run, step, at_once=sys.maxsize))
+        models, playing, state = opened
+        team, sampler, threads = playing.team, playing.sampler, playing.threads
+        heat = config.eval.temperature
         team = team._replace(sampling=tuple(s._replace(temperature=heat) for s in team.sampling))
-        sampler = stack.enter_context(open_sampler(models, at_once=sys.maxsize))
-        state = restore_state(models, run, step)
         sampler.load(state.adapters, version_of(state.adapters))
         batcher = stack.enter_context(Batcher(sampler))
 
@@ -112,7 +108,6 @@ def open_app(
             await asyncio.wrap_future(batcher.load(state.adapters, version_of(state.adapters)))
             return int(state.step)
 
-        playing = PlaySetup(models.config, team, sampler, threads)
         plays = functools.partial(_player, playing)
         served = ServedTeam(team, batcher, plays, threads)
         yield make_app(served, batcher, reload, keys, limits or DEFAULT, names)
