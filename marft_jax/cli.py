@@ -23,6 +23,7 @@ from marft_jax import sections as sections_lib
 from marft_jax import unread
 from marft_jax.config import Config
 from marft_jax.errors import FILE_SYSTEM, BadInput, RunFailed, described, exit_with, place
+from marft_jax.learning.checking import check_team, check_training
 from marft_jax.merging import (
     flatten,
     merge,
@@ -32,7 +33,6 @@ from marft_jax.merging import (
     to_train,
 )
 from marft_jax.plugins import name_of
-from marft_jax.run.checking import check_team, check_training
 from marft_jax.sections import Words
 from marft_jax.setting import replaced, words_of
 from marft_jax.team.team_files import Blueprint

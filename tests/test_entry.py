@@ -31,8 +31,9 @@ from marft_jax import (
     train,
 )
 from marft_jax.errors import BadInput, RunFailed, printable
+from marft_jax.learning import checking
 from marft_jax.plugins import load_plugin
-from marft_jax.run import checking, directory, transcripts
+from marft_jax.run import directory, transcripts
 from marft_jax.team.profiles import BUILT_IN
 from marft_jax.team.team_files import Blueprint
 

@@ -12,13 +12,13 @@ from rich.console import Console
 from marft_jax.config import Config
 from marft_jax.envs.base import open_source
 from marft_jax.envs.threads import DaemonThreads
+from marft_jax.learning.checking import check_team, check_training
 from marft_jax.learning.state import TrainState
 from marft_jax.parallel import processes
 from marft_jax.rollout.curriculum import Curriculum
 from marft_jax.rollout.pipeline import Pipeline
 from marft_jax.run import inputs
 from marft_jax.run.answers import open_evaluation
-from marft_jax.run.checking import check_team, check_training
 from marft_jax.run.checkpoints import SaveSchedule
 from marft_jax.run.directory import disk_errors, own_directory, set_aside, write_settings
 from marft_jax.run.guard import Guard

@@ -20,8 +20,8 @@ from marft_jax import config as config_lib
 from marft_jax.errors import BadInput, RunFailed, printable, reason
 from marft_jax.extras.export import card, huggingface, turns
 from marft_jax.interop import peft
+from marft_jax.learning.checking import check_team
 from marft_jax.models import lora
-from marft_jax.run.checking import check_team
 from marft_jax.run.manifest import DRAFT
 from marft_jax.run.models import TeamModels, open_models
 from marft_jax.run.progress import Progress

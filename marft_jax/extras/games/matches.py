@@ -22,9 +22,9 @@ from marft_jax.extras.games import open_spiel
 from marft_jax.extras.games.ratings import Outcomes, elo, outcomes_of
 from marft_jax.extras.games.tree import load
 from marft_jax.formats import jsonlines
+from marft_jax.learning.checking import check_team
 from marft_jax.models.lora import Adapters
 from marft_jax.run.answers import Answers, key_of
-from marft_jax.run.checking import check_team
 from marft_jax.run.checkpoints import Checkpoints
 from marft_jax.run.models import TeamModels, open_models
 from marft_jax.run.playing import PlaySetup

@@ -19,7 +19,7 @@ from typing import NoReturn
 from rich.console import Console
 
 from marft_jax import cli, unread
-from marft_jax.run.checking import check_team
+from marft_jax.learning.checking import check_team
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
