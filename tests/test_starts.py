@@ -226,7 +226,7 @@ def test_a_length_that_the_base_lacks_is_refused(flags, fault, kind, bases, tmp_
 
 def test_what_is_closed_holds_no_weights_and_samples_no_more(monkeypatch):
     released = []
-    monkeypatch.setattr(SamplerOfBases, "release", released.append)
+    monkeypatch.setattr(SamplerOfBases, "release", lambda self: released.append(self))
     with open_models(cli.parse([]), load_team(None)) as start, open_sampler(start, 1) as sampler:
         assert start.bases and not released
     assert released == [sampler] and not start.bases
