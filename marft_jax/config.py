@@ -88,8 +88,14 @@ class Model(Section):
     context: Annotated[int, Field(ge=8, le=LARGEST)] = 256
     """Longest prompt plus action, in tokens; default for any other base than tiny: 1024, or
     what the base was trained for, if that is less."""
-    thinking: bool = setting(False, needs="model.base not tiny")
-    """Lets a model think before it answers, if its chat template has such a mode (Qwen3)."""
+    thinking: bool | Literal["minimal", "low", "medium", "high", "xhigh", "max"] = setting(
+        False, needs="model.base not tiny"
+    )
+    """Lets a model think before it answers, if its chat template has such a mode (Qwen3): true,
+    false, or a level of effort that the template knows (gpt-oss: low, medium, high)."""
+    calls: str = "auto"
+    """Form in which the model calls tools. auto: that of its chat template; else a name of the
+    table in tools/README.md, or your own as package.module:FORM."""
     layers: Literal["auto", "stacked", "unrolled"] = "auto"
     """Layout of the layers. stacked: one array per kind of matrix, so that compilation takes no
     longer with more layers. unrolled: one array per layer. auto: stacked on TPUs, unrolled on

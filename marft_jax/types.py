@@ -106,6 +106,16 @@ def without_thinking(text: str) -> str:
     return THINKING.sub("", text) if "think>" in text else text
 
 
+def thinking_in(text: str) -> str:
+    """What an agent thought in its text, without the marks.
+
+    >>> thinking_in("<think>3+4 is 7.</think> The answer is 7.")
+    '3+4 is 7.'
+    """
+    found = (part[0] for part in THINKING.finditer(text if "think>" in text else ""))
+    return "".join(re.sub("</?think>", "", part) for part in found).strip()
+
+
 class StepResult(NamedTuple):
     """The environment's answer to a step of the team."""
 

@@ -137,7 +137,7 @@ async def _use_tools(
 
 def _turn(team: Team, act: Act, action: Action, players: Mapping[str, str]) -> Turn:
     completion, profile = action.completion, team.profiles[act.agent]
-    decode = team.tokenizers[act.agent].decode
+    said = functools.partial(team.tokenizers[act.agent].said, act.prompt.tolist())
     for array in (act.prompt, completion.ids, completion.logprobs):
         array.setflags(write=False)  # users' code that gets the turn cannot change it
     return Turn(
@@ -147,7 +147,7 @@ def _turn(team: Team, act: Act, action: Action, players: Mapping[str, str]) -> T
         prompt=act.prompt,
         action=completion.ids,
         logprobs=completion.logprobs,
-        text=text_of(completion.ids.tolist(), act.sampling.stop, decode),
+        text=text_of(completion.ids.tolist(), act.sampling.stop, said),
         answers=profile.answers,
         sees=act.sees,
         truncated=completion.reason == "length",

@@ -32,8 +32,10 @@ class Base(Section):
     """Quantises the matrices of the base; none as a key without a value: --model.quantize."""
     context: Count | None = None
     """Longest prompt plus action, in tokens; none: --model.context."""
-    thinking: bool | None = None
-    """Lets the model think before it answers; none: --model.thinking."""
+    thinking: bool | Literal["minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    """Lets the model think before it answers, or a level of effort; none: --model.thinking."""
+    calls: str | None = None
+    """Form in which the model calls tools; none: --model.calls."""
     lr: Annotated[float, Field(gt=0)] | None = None
     """Learning rate of the adapters on it; none: --algo.lr."""
 

@@ -237,6 +237,48 @@ def test_thinking_is_the_templates_own_mode():
             other.think(True)
 
 
+LEVELS = TURNS + (
+    "{% if not enable_thinking %}quick{% elif reasoning_effort not in ('low', 'xhigh') %}"
+    "{{ raise_exception('no such effort') }}{% else %}{{ reasoning_effort }}{% endif %}"
+)
+OFTEN = TURNS + "{{ 'Reasoning: ' + (reasoning_effort or 'medium') }}"  # as of gpt-oss
+DEEP = TURNS + "{% if thinking %}deep{% endif %}{{ messages[0].thinking }}"  # as of Granite
+
+
+@pytest.mark.parametrize(
+    ("template", "how", "shown"),
+    [
+        (LEVELS, False, "quick"),
+        (LEVELS, "low", "low"),
+        (LEVELS, "xhigh", "xhigh"),
+        (LEVELS, "max", None),
+        (THINKS, "low", None),
+        (OFTEN, False, "Reasoning: medium"),
+        (OFTEN, True, "Reasoning: medium"),
+        (OFTEN, "high", "Reasoning: high"),
+        (DEEP, True, "deep"),
+        (DEEP, False, ""),
+    ],
+)
+def test_thinking_may_have_levels_of_effort(template, how, shown):
+    tok = Tokenizer(fast(template, eos_token="</s>"))
+    if shown is None:
+        with pytest.raises(BadInput, match=f"--model.thinking {how}: the chat template of"):
+            tok.think(how)
+    else:
+        tok.think(how)
+        assert tok.decode(tok.chat([USER])).endswith("assistant:" + shown)
+
+
+@pytest.mark.parametrize("opens", ["<think>\n", "[THINK]", "<|channel>thought\n"])
+def test_a_thought_that_the_prompt_opened_is_a_thought_though_it_was_cut_off(opens):
+    tok = Tokenizer(fast(TURNS + opens, ("</s>", "<think>", "<|channel>"), eos_token="</s>"))
+    prompt = tok.chat([USER])
+    assert tok.said(prompt, tok.encode("3+5 is")) == "<think>3+5 is"
+    assert without_thinking(tok.said(prompt, tok.encode("3+5 is</think> 8"))) == "8"
+    assert tok.said(prompt[:-12], tok.encode("3+5 is")) == "3+5 is"
+
+
 def test_special_tokens_around_thinking_are_shown_as_the_usual_marks():
     """So that no agent is shown another's thinking."""
     named = ("</s>", "<|channel>", "<channel|>")

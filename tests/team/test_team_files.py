@@ -78,9 +78,10 @@ def test_a_wrong_line_is_named(tmp_path, old, new, expected):
 NESTED = {
     "bases: {x: {model: tiny, quantise: int8}}": "quantise: unknown key; did you mean 'quantize'",
     "bases: {x: {modle: tiny}}": "bases.x.modle: unknown key; did you mean 'model'",
-    "bases: {x: {model: tiny, ctx: 3}}": "bases.x.ctx: unknown key; known are context, dtype",
+    "bases: {x: {model: tiny, ctx: 3}}": "bases.x.ctx: unknown key; known are calls, context",
     "bases: {x: {model: tiny, prompt: a}}": (
-        "bases.x.prompt: unknown key; known are context, dtype, lr, model, quantize, thinking"
+        "bases.x.prompt: unknown key; known are calls, context, dtype, lr, model, quantize, "
+        "thinking"
     ),
     "teacher: {see: answer}": "teacher.see: unknown key; did you mean 'sees'",
     "teacher: {bas: x}": "teacher.bas: unknown key; did you mean 'base'",

@@ -17,8 +17,17 @@ from starlette.routing import Route
 
 from marft_jax.extras.gateway import http
 from marft_jax.extras.gateway.errors import ApiError
-from marft_jax.extras.gateway.protocol import Answer, Call, Choice, read_call, settled, usage
-from marft_jax.extras.gateway.served_team import ServedTeam
+from marft_jax.extras.gateway.protocol import (
+    Answer,
+    Call,
+    Choice,
+    added,
+    parted,
+    read_call,
+    settled,
+    usage,
+)
+from marft_jax.extras.gateway.served_team import ServedTeam, Watch
 from marft_jax.sampling.batcher import Batcher
 
 _BUCKETS = ("0.1", "0.3", "1", "3", "10", "30", "100", "+Inf")
@@ -78,6 +87,9 @@ def make_app(
     return http.make_app(routes, gate.metrics.count, names)
 
 
+_News = tuple[int, np.ndarray, np.ndarray]  # number of a choice, its prompt, its ids so far
+
+
 @dataclasses.dataclass
 class _Gate:
     """Handlers; ``choices`` counts what is asked and not answered."""
@@ -104,9 +116,7 @@ class _Gate:
         first = await http.unless_gone(request, anext(pieces))  # an error keeps its own status
         return http.stream([first], pieces)
 
-    async def _answer(
-        self, call: Call, watch: Callable[[int, np.ndarray], None] | None = None
-    ) -> list[Choice]:
+    async def _answer(self, call: Call, watch: Watch | None = None) -> list[Choice]:
         """Answers within the time limit, and counts the choices that are not answered yet."""
         began = time.monotonic()
         self.choices += call.n
@@ -123,21 +133,23 @@ class _Gate:
 
     async def _pieces(self, call: Call, answer: Answer) -> AsyncIterator[dict[str, Any]]:
         """Chunks: text while it is sampled, everything else at the end."""
-        loop, news = asyncio.get_running_loop(), asyncio.Queue[tuple[int, np.ndarray] | None]()
+        loop, news = asyncio.get_running_loop(), asyncio.Queue[_News | None]()
 
-        def watch(number: int, ids: np.ndarray) -> None:
-            loop.call_soon_threadsafe(news.put_nowait, (number, ids))
+        def watch(number: int, prompt: np.ndarray, ids: np.ndarray) -> None:
+            loop.call_soon_threadsafe(news.put_nowait, (number, prompt, ids))
 
         task = asyncio.create_task(self._answer(call, watch))
         task.add_done_callback(lambda _: news.put_nowait(None))
-        sent = [""] * call.n
+        sent = [("", "")] * call.n
         try:
             while (new := await news.get()) is not None:
-                number, ids = new
-                text = settled(self.team.text_of(call, ids), self.team.stops_of(call))
-                if len(text) > len(sent[number]) and text.startswith(sent[number]):
-                    yield answer.piece(number, text[len(sent[number]) :])
-                    sent[number] = text
+                number, prompt, ids = new
+                stops = self.team.stops_of(call)
+                now = parted(settled(self.team.text_of(call, prompt, ids), stops))
+                more = added(now, sent[number])
+                if more and any(more):
+                    yield answer.piece(number, *more)
+                    sent[number] = now
             choices = await task
             for piece in answer.ends(choices, sent):
                 yield piece

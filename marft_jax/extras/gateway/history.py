@@ -22,7 +22,7 @@ from marft_jax.plugins import load_extra
 from marft_jax.sampling.stops import cut
 from marft_jax.team.prompts import Team
 from marft_jax.tools import check_form, find_calls, for_model, form_of_call, with_ids
-from marft_jax.types import Act, Sampling, Turn
+from marft_jax.types import Act, Sampling, Turn, without_thinking
 
 _Spoken = tuple[Any, ...]
 
@@ -85,6 +85,8 @@ def split_calls(
     """
     names = [tool["function"]["name"] for tool in call.tools]
     content, calls = find_calls(ids.tolist(), call.tools, tokenizer)
+    if text.startswith("<think>") and not content.startswith("<think>"):
+        content = f"<think>{content}"  # the prompt opened it
     known = [own for own in calls if own.name in names]  # a client cannot answer others
     return (cut(content, call.stop)[0], with_ids(known, prefix)) if known else (text, ())
 
@@ -177,7 +179,7 @@ class History:
         found = [
             turn.index
             for turn, (_, written) in zip(self._turns, self._written, strict=True)
-            if turn.text and (turn.text in shown or written in heard)
+            if (own := without_thinking(turn.text)) and (own in shown or written in heard)
         ]
         return tuple(sorted({*before, *found}))
 

@@ -22,6 +22,7 @@ from marft_jax.plugins import load_extra, shown, text_of
 from marft_jax.sampling.stops import cut
 from marft_jax.setting import checked
 from marft_jax.team.profiles import SAMPLING
+from marft_jax.types import thinking_in, without_thinking
 
 _MOST_CHOICES = 128
 _ROLES = {name: name for name in ("system", "user", "assistant", "tool")} | {"developer": "system"}
@@ -119,7 +120,7 @@ class Choice(NamedTuple):
     """An answer.
 
     Attributes:
-        text: without what ends it, what follows a stop string, and calls of tools.
+        text: with its thoughts; without what ends it, what follows a stop string, and calls.
         ids, logprobs: of the tokens that were sampled, up to the end or the stop string.
         length: it was cut off at its limit.
         prompt: ids that it answers.
@@ -139,8 +140,10 @@ class Choice(NamedTuple):
     @property
     def message(self) -> dict[str, Any]:
         """Message of the assistant."""
-        text = self.text if self.text or not self.calls else None
-        own = {"role": "assistant", "content": text}
+        thought, text = parted(self.text)
+        own: dict[str, Any] = {"role": "assistant"}
+        own["content"] = text if text or not self.calls else None
+        own |= {"reasoning_content": thought} if thought else {}
         return own | ({"tool_calls": list(self.calls)} if self.calls else {})
 
 
@@ -268,13 +271,29 @@ def _call(call: Mapping[str, Any]) -> Message:
     return {"id": str(call.get("id") or ""), "type": "function", "function": function}
 
 
+Parted = tuple[str, str]
+"""What an answer thinks, and what it says."""
+
+
+def parted(text: str) -> Parted:
+    """Parts a text into thoughts and answer."""
+    return thinking_in(text), without_thinking(text).strip()
+
+
+def added(now: Parted, sent: Parted) -> Parted | None:
+    """What both parts have beyond those that were sent; None where they do not continue them."""
+    if not all(new.startswith(old) for new, old in zip(now, sent, strict=True)):
+        return None
+    return now[0][len(sent[0]) :], now[1][len(sent[1]) :]
+
+
 def settled(text: str, stops: Sequence[str]) -> str:
     """Beginning of a text that further tokens leave as it is: without an unfinished character,
     white space at its end, or what may be the beginning of a stop string."""
     text, stopped = cut(text.lstrip(), stops)
     if stopped:
         return text
-    held = max((_overlap(text, stop) for stop in stops), default=0)
+    held = max(_overlap(text, stop) for stop in (*stops, "<think>", "</think>"))
     return text[: len(text) - held].rstrip("\ufffd").rstrip()
 
 
@@ -301,9 +320,12 @@ class Answer:
         body = self._body("chat.completion", found) | {"usage": usage(choices)}
         return body | ({"prompt_token_ids": choices[0].prompt.tolist()} if self._call.ids else {})
 
-    def piece(self, index: int, text: str, end: Choice | None = None) -> dict[str, Any]:
+    def piece(
+        self, index: int, thought: str, text: str, end: Choice | None = None
+    ) -> dict[str, Any]:
         """Body of a chunk: more text of a choice; with its end, all that is said of it."""
         delta: dict[str, Any] = {} if index in self._begun else {"role": "assistant"}
+        delta |= {"reasoning_content": thought} if thought else {}
         delta["content"] = text
         self._begun.add(index)
         if end is not None and end.calls:
@@ -312,14 +334,18 @@ class Answer:
         choice |= {} if end is None else self._end(end)
         return self._body("chat.completion.chunk", [choice])
 
-    def ends(self, choices: Sequence[Choice], sent: Sequence[str] = ()) -> Iterator[dict[str, Any]]:
+    def ends(
+        self, choices: Sequence[Choice], sent: Sequence[Parted] = ()
+    ) -> Iterator[dict[str, Any]]:
         """Bodies of the last chunks: the rest of each choice, and the usage where it is asked for.
 
         Args:
-            sent: text of each choice that earlier chunks have; without it, none.
+            sent: of each choice, what earlier chunks have; without it, nothing.
         """
         for i, choice in enumerate(choices):
-            yield self.piece(i, choice.text[len(sent[i]) if sent else 0 :], choice)
+            thought, text = sent[i] if sent else ("", "")
+            now = parted(choice.text)
+            yield self.piece(i, now[0][len(thought) :], now[1][len(text) :], choice)
         if self._call.usage:
             yield self._body("chat.completion.chunk", []) | {"usage": usage(choices)}
 
@@ -337,7 +363,8 @@ class Answer:
     def _logprobs(self, choice: Choice) -> dict[str, Any]:
         rows: list[dict[str, Any]] = []
         found = pieces(choice.ids.tolist(), choice.decode)
-        text = "".join(found) if choice.calls else choice.text
+        _, text = parted(choice.text)
+        text = "".join(found) if choice.calls or text != choice.text else text
         before, left = max("".join(found).find(text), 0), len(text)
         for piece, logprob in zip(found, choice.logprobs.tolist(), strict=True):
             own = piece[before:][:left]  # the bytes of all tokens together are those of the text

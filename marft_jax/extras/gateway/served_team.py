@@ -33,6 +33,7 @@ TEAM = "team"
 _UNGRADED = Grade(0.0, "not graded")
 _SEEDS = 1 << 62
 
+Watch = Callable[[int, np.ndarray, np.ndarray], None]
 MakePlayer = Callable[[Share, Team, Callable[[], object]], Player]
 """Makes what plays a team in an environment, on a share of the sampler."""
 
@@ -51,14 +52,12 @@ class ServedTeam:
         self._plays, self._threads = plays, threads
         self.models = (TEAM, *(name for name in team.names if name != TEAM))
 
-    async def answer(
-        self, call: Call, watch: Callable[[int, np.ndarray], None] | None = None
-    ) -> list[Choice]:
+    async def answer(self, call: Call, watch: Watch | None = None) -> list[Choice]:
         """Samples the choices of a call.
 
         Args:
-            watch: is given a choice's number and its ids so far, of an agent alone, in another
-                thread.
+            watch: is given a choice's number, its prompt and its ids so far, of an agent alone, in
+                another thread.
 
         Raises:
             ApiError: no such model, or too long a prompt.
@@ -76,9 +75,10 @@ class ServedTeam:
             raise ApiError(404, what, "model", "model_not_found")
         return name
 
-    def text_of(self, call: Call, ids: np.ndarray) -> str:
+    def text_of(self, call: Call, prompt: np.ndarray, ids: np.ndarray) -> str:
         """Text of an agent's ids."""
-        return self._team.decoders[self._team.names.index(call.model)](ids.tolist())
+        tokenizer = self._team.tokenizers[self._team.names.index(call.model)]
+        return tokenizer.said(prompt.tolist(), ids.tolist())
 
     def stops_of(self, call: Call) -> tuple[str, ...]:
         """Texts that end what is streamed: an agent has its own."""
@@ -90,7 +90,7 @@ class ServedTeam:
         call: Call,
         seed: int,
         agent: int,
-        watch: Callable[[int, np.ndarray], None] | None,
+        watch: Watch | None,
     ) -> list[Choice]:
         check_tools(self._team.tokenizers[agent], call)
         form = form_of(self._team, agent, call)
@@ -109,7 +109,7 @@ class ServedTeam:
                     base=self._team.bases[agent],
                     form=form,
                 )
-                seen = None if watch is None else functools.partial(watch, i)
+                seen = None if watch is None else functools.partial(watch, i, prompt)
                 waits.append(asyncio.wrap_future(self._batcher.submit(request, seen)))
             done = await asyncio.gather(*waits)
         finally:
@@ -154,7 +154,8 @@ def _choice(
     tokenizer: Tokenizer,
 ) -> Choice:
     ids, logprobs, why, *_ = completion
-    text = text_of(ids.tolist(), stop, tokenizer.decode).rstrip("\ufffd")  # half a character
+    said = functools.partial(tokenizer.said, prompt.tolist())
+    text = text_of(ids.tolist(), stop, said).rstrip("\ufffd")  # half a character
     text, calls = split_calls(tokenizer, call, ids, text, secrets.token_hex(3)[:5])
     return Choice(text, ids, logprobs, why == "length", prompt, tokenizer.decode, calls=calls)
 

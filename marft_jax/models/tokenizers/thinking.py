@@ -13,6 +13,8 @@ from typing import Any
 from marft_jax.types import without_thinking
 
 OPENS, CLOSES = "<think>", "</think>"
+OPENING = OPENS, "[THINK]", "<|channel>thought"
+"""What a prompt ends with that opens a thought."""
 _HEAD, _TEXT, _END = "head", "text", "end"
 _FAMILIES = (
     {"<think>": OPENS, "</think>": CLOSES},

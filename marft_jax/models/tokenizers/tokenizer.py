@@ -34,6 +34,7 @@ FALLBACK_TEMPLATE = (
 )
 """For models that come without a chat template."""
 
+_TAIL = 16  # ids of a prompt, in which a thought may be opened
 _PROBE, _LAST = "qxz", "qxz-zxq"
 
 
@@ -126,6 +127,11 @@ class Tokenizer:
         return thinking.show(
             (mark, self._plain(own)) if mark is None else (mark, "") for mark, own in runs
         )
+
+    def said(self, prompt: Sequence[int], ids: Sequence[int]) -> str:
+        """Text of the ids of an action. It begins with ``<think>`` where the prompt's end does."""
+        before = self.decode(prompt[-_TAIL:], special=True).rstrip()
+        return thinking.OPENS * before.endswith(thinking.OPENING) + self.decode(ids)
 
     def _plain(self, ids: Sequence[int], *, special: bool = False) -> str:
         return self._tokenizer.decode(
@@ -248,18 +254,36 @@ class Tokenizer:
         template = {"chat_template": own} if own == FALLBACK_TEMPLATE else {}
         return self._fold_system, self._template_settings | template
 
-    def think(self, on: bool) -> None:
+    def think(self, how: bool | str) -> None:
         """Turns thinking before the answer on or off.
 
+        Args:
+            how: true or false, or on with a level of effort.
+
         Raises:
-            BadInput: on, for a model that knows no such mode.
+            BadInput: on, for a model that knows no such mode, or not that level.
         """
-        knows = "enable_thinking" in str(self._tokenizer.chat_template)
-        if on and not knows:
-            raise BadInput(
-                f"--model.thinking: the chat template of {self._source} has no such mode"
-            )
-        self._template_settings = {"enable_thinking": on} if knows else {}
+        known = self._variables()
+        on = {name: bool(how) for name in ("enable_thinking", "thinking") if name in known}
+        level = {"reasoning_effort": how} if isinstance(how, str) else {}
+        expected = [*level] or ["enable_thinking", "thinking", "reasoning_effort"]
+        self._template_settings = on | level
+        try:
+            if how and not known.intersection(expected):
+                raise BadInput(f"expected one that reads {' or '.join(expected)}")
+            self._render([_message("user", "a")])
+        except Exception as error:  # as below
+            what = f"--model.thinking {how}: the chat template of {self._source} has no such mode"
+            raise BadInput(f"{what}: {reason(error)}") from None
+
+    def _variables(self) -> set[str]:
+        """Names that the chat template reads."""
+        from jinja2 import meta
+        from transformers.utils import chat_template_utils
+
+        source = self._tokenizer.get_chat_template()
+        environment = chat_template_utils._compile_jinja_template(source).environment
+        return meta.find_undeclared_variables(environment.parse(source))
 
     def date(self, started: int) -> None:
         """Sets the moment whose date (UTC) a template shows: that of a run's start, because a

@@ -74,6 +74,7 @@ def load_base(
     given, tokenizer = source.config(), source.tokenizer()
     check(given)
     tokenizer.think(model.thinking)
+    tokenizer.calls = model.calls
     _check_prompts(tokenizer, given.vocab_size, model.base)
     platform = platform or jax.default_backend()
     given = dataclasses.replace(given, gaps=tokenizer.gaps(given.vocab_size))

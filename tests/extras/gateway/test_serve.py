@@ -538,6 +538,38 @@ def test_the_bytes_of_the_log_probs_are_those_of_the_text(written, text):
     assert [row["logprob"] for row in rows] == (ids * -0.5).tolist()
 
 
+def test_thoughts_are_told_apart_from_the_answer(client, monkeypatch):
+    """In an answer and in a stream, whose pieces are never taken back."""
+    written = [*b" <think>a <b</think> It <is> 7.<think>so</think>"]
+
+    def decode(self, ids, special=False):
+        return bytes(written[: len(ids)]).decode()
+
+    monkeypatch.setattr(ByteTokenizer, "decode", decode)
+    fields = dict(content=TASKS[0], temperature=5.0, top_k=255, seed=1)
+    message = answer(client, **fields)["choices"][0]["message"]
+    deltas = [chunk["choices"][0]["delta"] for chunk in events(call(client, **fields, stream=True))]
+    for name in ("content", "reasoning_content"):
+        assert "".join(delta.get(name) or "" for delta in deltas) == message.get(name, "")
+    assert message["reasoning_content"].startswith("a")
+
+
+@pytest.mark.parametrize(
+    ("text", "thought", "said"),
+    [
+        ("<think>a</think>\n\nb", "a", "b"),
+        ("<think>cut", "cut", ""),
+        ("opened</think>b", "opened", "b"),
+        ("b<think>a</think>c<think>d", "ad", "bc"),
+        ("b", None, "b"),
+    ],
+)
+def test_a_message_has_thoughts_of_its_own(text, thought, said):
+    ids = np.array([*text.encode(), ByteTokenizer.END])
+    message = protocol.Choice(text, ids, ids * -0.5, False, ids, ByteTokenizer().decode).message
+    assert (message.get("reasoning_content"), message["content"]) == (thought, said)
+
+
 def test_a_stream_has_whole_characters_alone(client, monkeypatch):
     written = [*" é€😀 ä".encode(), 0xE2, 0x82]
 
