@@ -40,7 +40,8 @@ class Request(NamedTuple):
             empty for any action.
         base: name of the base that samples it.
         form: form that the text follows, as JSON: a schema; or a list of alternatives, each a list
-            of texts and schemas that follow one another. "" for any text.
+            of parts that follow one another: a text, a schema, ``[]`` for any text without ``</``,
+            or a list of parts that may be missing. "" for any text.
     """
 
     prompt: np.ndarray

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import json
+import os.path
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
@@ -32,7 +33,9 @@ class CallWriter(Protocol):
         """Tokens that a text is first split at, by their ids: special tokens and others."""
         ...
 
-    def write_call(self, name: str, arguments: Mapping[str, Any]) -> str | None:
+    def write_call(
+        self, name: str, arguments: Mapping[str, Any], key: str = "call00000"
+    ) -> str | None:
         """Text in which an assistant calls a tool, with the special tokens of the call; None where
         the template has no tools."""
         ...
@@ -157,7 +160,7 @@ def find_form(tokenizer: CallWriter) -> Form | None:
     """
     if tokenizer.calls != "auto":
         return _named(tokenizer.calls)
-    written = tokenizer.write_call("qxz", {"a": "b"})
+    written = _write("qxz", tokenizer, {"a": "b"})
     if written is None:
         return FORMS["fenced"]
     if FORMS["fenced"].read(written, ())[1]:
@@ -193,29 +196,53 @@ def check_form(tokenizer: CallWriter) -> None:
         )
 
 
-def form_of_call(tool: Mapping[str, Any], tokenizer: CallWriter) -> tuple[str, Any, str]:
-    """Form of a text that is a call of a tool: the text before its arguments, their JSON schema,
-    and the text behind them. Parameters that the tool does not name are left out.
+def form_of_call(tool: Mapping[str, Any], tokenizer: CallWriter) -> list[Any]:
+    """Form of a text that is a call of a tool, a way of ``Request.form``. Parameters that the tool
+    does not name are left out.
 
     Raises:
-        BadInput: the model's form of calls cannot hold the tool's name.
+        BadInput: the model's form of calls cannot hold the tool's name, or is none of JSON or tags.
     """
-    function = tool["function"]
+    function, form = tool["function"], find_form(tokenizer)
     name, own = function["name"], function.get("parameters") or {"properties": {}}
-    text = tokenizer.write_call(name, _EXAMPLE) or write_block(name, json.dumps(_EXAMPLE))
-    form, around = find_form(tokenizer), _EXAMPLE_TEXT.split(text)
-    if form is None or form.read(text, ())[1] != [ToolCall(name, json.dumps(_EXAMPLE))]:
+    written = _write(name, tokenizer, _EXAMPLE) or write_block(name, json.dumps(_EXAMPLE))
+    if form is None or form.read(written, ())[1] != [ToolCall(name, json.dumps(_EXAMPLE))]:
         raise BadInput(
             f"tools: expected a name that a call of this model holds, got {name!r:.60}; rename it"
         )
-    if len(around) != 2:
-        raise BadInput(
-            "tool_choice: expected a chat template that writes arguments as a JSON object, got one "
-            "that writes a text; use auto"
-        )
     closed = {"type": "object", "additionalProperties": False} if "properties" in own else {}
-    return around[0], {**closed, **own}, around[1]
+    if len(around := _EXAMPLE_TEXT.split(written)) == 2:
+        return [around[0], {**closed, **own}, around[1]]
+    if form not in TAGGED:
+        raise BadInput(
+            "tool_choice: expected a chat template that writes arguments as JSON or between tags, "
+            "got another; use auto"
+        )
+    return _between_tags(name, own, tokenizer)
+
+
+def _between_tags(name: str, own: Mapping[str, Any], tokenizer: CallWriter) -> list[Any]:
+    """A call whose arguments stand between tags; a text in it does not hold ``</``."""
+    empty, needed = _write(name, tokenizer, {}) or "", own.get("required") or ()
+    way, begin, end = list[Any](), empty, ""
+    for key, schema in (own.get("properties") or {}).items():
+        written = _write(name, tokenizer, {key: "qxz"}) or ""
+        begin = re.sub(r"<[^<>]*\Z", "", os.path.commonprefix([empty, written]))
+        end = empty[len(begin) :]
+        before, _, after = written[len(begin) : len(written) - len(end)].partition("qxz")
+        part = [before, [] if "string" in forms.kinds(schema) else schema, after]
+        way += part if key in needed else [part]
+    return [begin, *way, end]
+
+
+def _write(name: str, tokenizer: CallWriter, arguments: Mapping[str, Any]) -> str | None:
+    """Text of a call; templates of Kimi show the name only in the id, others refuse such an id."""
+    text = tokenizer.write_call(name, arguments)
+    if text is None or name in text:
+        return text
+    return tokenizer.write_call(name, arguments, f"functions.{name}:0")
 
 
 _EXAMPLE = {"qxz": "qxz"}
 _EXAMPLE_TEXT = re.compile(r'\{\s*"qxz"\s*:\s*"qxz"\s*\}')
+TAGGED = [FORMS[name] for name in ("qwen", "glm", "minimax", "dsml")]

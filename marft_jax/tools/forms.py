@@ -183,8 +183,8 @@ _KINDS = {bool: "boolean", int: "integer", float: "number", dict: "object", list
 
 def _typed(text: str, schema: Any) -> Any:
     """Value of a parameter that is written without quotes, by its JSON schema."""
-    kinds = {*_kinds(schema)}
-    if kinds == {"string"}:
+    allowed = {*kinds(schema)}
+    if allowed == {"string"}:
         return text
     value: Any = {"True": True, "False": False, "None": None}.get(text.strip(), text)
     if value is text:
@@ -192,11 +192,11 @@ def _typed(text: str, schema: Any) -> Any:
             value = json.loads(text, strict=False, parse_constant=str)
             _check_depth(value)
     kind = "null" if value is None else _KINDS.get(type(value), "string")
-    fits = {kind, "number" if kind == "integer" else kind} & kinds
-    return text if "string" in kinds and not fits else value
+    fits = {kind, "number" if kind == "integer" else kind} & allowed
+    return text if "string" in allowed and not fits else value
 
 
-def _kinds(schema: Any) -> Iterator[str]:
+def kinds(schema: Any) -> Iterator[str]:
     """Types that a JSON schema allows; none where it does not say."""
     if isinstance(schema, Mapping):
         own = schema.get("type")
@@ -204,7 +204,7 @@ def _kinds(schema: Any) -> Iterator[str]:
         if own is None and all(isinstance(v, str) for v in schema.get("enum") or [0]):
             yield "string"
         for branch in (*(schema.get("anyOf") or ()), *(schema.get("oneOf") or ())):
-            yield from _kinds(branch)
+            yield from kinds(branch)
 
 
 def _gemma(
@@ -335,7 +335,7 @@ _FENCED = re.compile(
 def only_text(function: Mapping[str, Any]) -> str | None:
     """Returns the name of a tool's only parameter if that is a text; else None."""
     properties: Mapping[str, Any] = (function.get("parameters") or {}).get("properties") or {}
-    texts = [name for name, own in properties.items() if {*_kinds(own)} == {"string"}]
+    texts = [name for name, own in properties.items() if {*kinds(own)} == {"string"}]
     return texts[0] if texts and len(properties) == 1 else None
 
 
@@ -366,7 +366,7 @@ _HEAD = r"(?:(?!<\|(?:start|message|end)\|>).)*"
 FORMS = {
     "hermes": _form(rf"(?:<tool_call>|<\|tool_call\|>){_BLOCK}", _json, _REST, several=True),
     "json": _form(
-        rf"(?:\A|(?<=</think>)|(?<=\[/THINK\]))\s*(?P<mark>\[TOOL_CALLS\]|<\|python_tag\|>|)"
+        rf"(?:\A|(?<=</think>)|(?<=\[/THINK\]))\s*(?P<mark>\[TOOL_CALLS\]|<\|\w+\|>|)"
         rf"{_BLOCK}(?=[\[{{])", _json, _REST, several=True,
     ),
     "mistral": _form(

@@ -66,7 +66,10 @@ def form_of(team: Team, agent: int, call: Call) -> str:
             ways: list[Any] = [] if call.required else [[json.loads(form)]]
             for name in call.required or named:
                 ways.append(form_of_call(named[name], tokenizer))
-                load_extra("form.check")(json.dumps(ways[-1][1]), f"tools: {name}: parameters")
+                load_extra("form.check")(
+                    json.dumps(named[name]["function"].get("parameters") or {}),
+                    f"tools: {name}: parameters",
+                )
             form = json.dumps(ways)
         if form:
             load_extra("form.check")(form, "tools", tokenizer)
@@ -88,6 +91,7 @@ def split_calls(
     if text.startswith("<think>") and not content.startswith("<think>"):
         content = f"<think>{content}"  # the prompt opened it
     known = [own for own in calls if own.name in names]  # a client cannot answer others
+    known = known if call.parallel else known[:1]
     return (cut(content, call.stop)[0], with_ids(known, prefix)) if known else (text, ())
 
 

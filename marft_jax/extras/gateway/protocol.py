@@ -56,6 +56,13 @@ def _is_call(value: Any) -> bool:
     return _has_name(value) and isinstance(value["function"].get("arguments"), str | None)
 
 
+def _is_choice_of_some(value: Any) -> bool:
+    match value:
+        case {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}:
+            return mode in ("auto", "required") and _list_of(_has_name)(tools)
+    return False
+
+
 def _list_of(fits: Callable[[Any], bool]) -> Callable[[Any], bool]:
     return lambda value: isinstance(value, list) and all(map(fits, value))
 
@@ -67,6 +74,7 @@ def _is_whole(value: Any) -> bool:
 _TRUTH = "true or false", lambda v: isinstance(v, bool)
 _FIELDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     **dict.fromkeys(("stream", "include_usage", "logprobs", "return_token_ids"), _TRUTH),
+    "parallel_tool_calls": _TRUTH,
     "model": ("a name", lambda v: isinstance(v, str)),
     "messages": ("a list, not empty", lambda v: isinstance(v, list) and bool(v)),
     "n": (f"1 to {_MOST_CHOICES}", lambda v: _is_whole(v) and 1 <= v <= _MOST_CHOICES),
@@ -74,8 +82,9 @@ _FIELDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "stream_options": ("an object", lambda v: isinstance(v, dict)),
     "tools": ('a list of {"type": "function", "function": {"name": ...}}', _list_of(_is_tool)),
     "tool_choice": (
-        'auto, none, required, or {"type": "function", "function": {"name": ...}}',
-        lambda v: v in ("auto", "none", "required") or _has_name(v),
+        'auto, none, required, {"type": "function", "function": {"name": ...}}, or {"type": '
+        '"allowed_tools", "allowed_tools": {"mode": "auto", "tools": [...]}}',
+        lambda v: v in ("auto", "none", "required") or _has_name(v) or _is_choice_of_some(v),
     ),
     "tool_calls": (
         'a list of {"function": {"name": ..., "arguments": "{...}"}}',
@@ -96,6 +105,7 @@ class Call(NamedTuple):
         form: JSON schema that the answer follows, unless it is a call of a tool, as text; "" for
             any answer.
         required: names of tools, of which it must call one; empty: it may answer without a call.
+        parallel: it may call several tools at once.
     """
 
     model: str
@@ -110,6 +120,7 @@ class Call(NamedTuple):
     tools: tuple[dict[str, Any], ...] = ()
     form: str = ""
     required: tuple[str, ...] = ()
+    parallel: bool = True
 
     @property
     def stop(self) -> tuple[str, ...]:
@@ -176,6 +187,7 @@ def read_call(body: bytes) -> Call:
         tools,
         _form(fields),
         required,
+        _field(fields, "parallel_tool_calls", True),
     )
 
 
@@ -183,18 +195,21 @@ def _tools(fields: Mapping[str, Any]) -> tuple[tuple[dict[str, Any], ...], tuple
     """Reads the tools that may be called, and the names of those of which one must be called."""
     tools = tuple(_field(fields, "tools", []))
     names = tuple(tool["function"]["name"] for tool in tools)
-    match _field(fields, "tool_choice", "auto"):
-        case "none":
-            return (), ()
-        case "auto":
-            return tools, ()
-        case choice:
-            required = names if choice == "required" else (choice["function"]["name"],)
-    if not required or not {*required} <= {*names}:
+    chosen, mode, given = names, _field(fields, "tool_choice", "auto"), fields.get("tool_choice")
+    match mode:
+        case {"allowed_tools": {"mode": mode, "tools": some}}:
+            chosen = tuple(tool["function"]["name"] for tool in some)
+        case {"function": {"name": name}}:
+            chosen, mode = (name,), "named"
+    if mode == "none":
+        return (), ()
+    if mode != "auto" and not chosen or not {*chosen} <= {*names}:
         known = ", ".join(names) or "none"
-        what = f"tool_choice: expected one of the tools ({known}), got {shown(choice)}"
+        what = f"tool_choice: expected one of the tools ({known}), got {shown(given)}"
         raise ApiError(400, what, "tool_choice")
-    return tools, required
+    if mode != "named":
+        tools = tuple(tool for tool in tools if tool["function"]["name"] in chosen)
+    return tools, () if mode == "auto" else chosen
 
 
 def _form(fields: Mapping[str, Any]) -> str:

@@ -78,6 +78,7 @@ def _fault(form: str) -> str:
         return str(error)
 
 
+_TEXT = r"/(?s:[^<]|<[^\/])*/"
 _ONE_LINE: Any = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 """JSON is written on one line, as Python's ``json`` does: a model that may write white space
 anywhere may never end."""
@@ -98,7 +99,10 @@ def _grammar(form: str, special: tuple[tuple[str, int], ...] = ()) -> str:
     marks = re.compile(f"({'|'.join(map(re.escape, ids)) or '(?!)'})")
 
     def terms(part: Any) -> Iterator[str]:
-        if isinstance(part, dict):
+        if isinstance(part, list):
+            inner = " ".join(term for own in part for term in terms(own))
+            yield f"({inner})?" if part else _TEXT
+        elif isinstance(part, dict):
             yield f"%json {json.dumps(part | {'x-guidance': _ONE_LINE})}"
         else:
             for text in filter(None, marks.split(part)):

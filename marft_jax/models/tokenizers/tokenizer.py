@@ -174,10 +174,16 @@ class Tokenizer:
         """Conversation as a prompt for the assistant's next message, who may call tools."""
         return self.encode(self._render(messages, tools=tools))
 
-    def write_call(self, name: str, arguments: Mapping[str, Any]) -> str | None:
+    def write_call(
+        self, name: str, arguments: Mapping[str, Any], key: str = "call00000"
+    ) -> str | None:
         """Text in which an assistant calls a tool, with the special tokens of the call; None where
-        the template has no tools."""
-        call = _call(name, "call00000", arguments)
+        the template has no tools.
+
+        Args:
+            key: the id of the call: some templates accept only nine letters and digits.
+        """
+        call = _call(name, key, arguments)
         parameters = {"type": "object", "properties": {}}
         tool = {"type": "function", "function": {"name": name, "description": name}}
         tool["function"]["parameters"] = parameters
@@ -193,7 +199,7 @@ class Tokenizer:
             return None
         ids = self.encode(after[len(before) :])
         own = itertools.takewhile(lambda i: i not in self.eos_ids, ids)
-        return self.decode([*own], special=True).strip()
+        return self.decode([*own], special=True).strip("\n")
 
     def opening(self, messages: Sequence[Message]) -> tuple[list[int], list[int]]:
         """``chat`` in two pieces: the conversation, and what opens the assistant's message."""

@@ -175,6 +175,11 @@ def test_a_call_that_is_required_constrains_what_is_sampled_and_an_answer_may_fo
     sub = {"name": "sub"}
     tools = [{"type": "function", "function": own} for own in (add, sub)]
     named = {"type": "function", "function": {"name": "sub"}}
+
+    def some(mode, name="sub"):
+        tools = [{"type": "function", "function": {"name": name}}]
+        return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}
+
     answer = {"type": "json_schema", "json_schema": {"schema": {"type": "boolean"}}}
 
     def run(task, client):
@@ -188,7 +193,10 @@ def test_a_call_that_is_required_constrains_what_is_sampled_and_an_answer_may_fo
         ask(response_format=answer, tool_choice="none")
         odd = [{"type": "function", "function": {"name": "a b"}}]
         for more, message in (
-            ({"tool_choice": "any"}, "tool_choice: expected auto, none, required, or "),
+            ({"tool_choice": some("any")}, "tool_choice: expected auto, none, required"),
+            ({"tool_choice": some("auto", "odd")}, r"expected one of the tools \(add, sub\), got"),
+            ({"parallel_tool_calls": 3}, "parallel_tool_calls: expected true or false"),
+            ({"tool_choice": "any"}, "tool_choice: expected auto, none, required, "),
             ({"tool_choice": "required", "tools": []}, r"expected one of the tools \(none\), got"),
             ({"tool_choice": named, "tools": tools[:1]}, r"expected one of the tools \(add\), got"),
             (
@@ -251,3 +259,26 @@ def test_a_template_without_tools_has_fenced_calls_of_known_tools_alone(monkeypa
     first, second, _ = played.episodes[0].turns
     assert second.start == len(first.prompt) + len(first.action)
     assert played.episodes[0].results[0].info["rewritten"] == 0
+
+
+def test_a_caller_may_want_one_call_at_a_time_and_some_of_the_tools_alone(monkeypatch):
+    tools = [{"type": "function", "function": {"name": name}} for name in ("add", "sub")]
+    some = {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": tools[:1]}}
+
+    def run(task, client):
+        def called(**more):
+            talk = {"model": "solver", "messages": [user("a?")], "tools": tools, **more}
+            message = client.chat.completions.create(**talk).choices[0].message
+            return [call.function.name for call in getattr(message, "tool_calls", [])]
+
+        assert called() == ["sub", "add", "add"]
+        assert called(parallel_tool_calls=False) == ["sub"]
+        assert called(tool_choice=some) == ["add", "add"]
+        return 1.0
+
+    team = small.team(2, context=4000, max_new_tokens=99)
+    say = "".join(f"```call {name}\n{{}}\n```\n" for name in ("sub", "add", "add"))
+    played, engine = play(run, monkeypatch, team=team, speak=lambda request: say)
+    assert played.episodes[0].reward == 1.0
+    shown = [bytes(i for i in r.prompt.tolist() if i < 256) for r in engine.requests]
+    assert [b"call sub" in prompt for prompt in shown] == [True, True, False]

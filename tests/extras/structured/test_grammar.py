@@ -7,6 +7,7 @@ import json
 import numpy as np
 import pytest
 import small
+from families_of_calls import FAMILIES, tokenizer_of
 from programs import LLAMA, MISTRAL, TAGGED, with_template
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models
@@ -92,7 +93,7 @@ def test_every_text_of_random_choices_is_a_call_in_the_form_of_the_template(temp
         while (mask := allowed(ids)) is not None:
             ids.append(int(rng.choice(np.flatnonzero(mask))))
         assert (ids[0] == ByteTokenizer.SYSTEM) == (template == MARKED) or ids[0] == ord("5")
-        text, calls = find_calls(tokenizer.decode(ids), tools, tokenizer)
+        text, calls = find_calls(ids, tools, tokenizer)
         assert [text, len(calls)] in (["", 1], ["5", 0])
         for call in calls:
             found = json.loads(call.arguments)
@@ -100,6 +101,45 @@ def test_every_text_of_random_choices_is_a_call_in_the_form_of_the_template(temp
             assert isinstance(found["n"], bool)
         seen.add(calls[0].name if calls else text)
     assert seen == {"add", "ad", "5"}
+
+
+MIXED = {
+    "type": "object",
+    "properties": {
+        "n": {"type": "boolean"},
+        "t": {"type": "string", "maxLength": 3},
+        "e": {"enum": [1, 2]},
+    },
+    "required": ["n", "t"],
+}
+QUOTES_BY_A_TOKEN = ("gemma4", "lfm2", "lfm2.5", "olmo3")
+
+
+@pytest.mark.parametrize("name", sorted({*FAMILIES} - {*QUOTES_BY_A_TOKEN}))
+def test_every_text_of_random_choices_is_a_call_in_the_form_of_a_family(name):
+    tokenizer, rng = tokenizer_of(name), np.random.default_rng(3)
+    tools = [{"function": {"name": "add", "parameters": MIXED}}]
+    form, size = json.dumps([form_of_call(tools[0], tokenizer)]), tokenizer.vocab_size
+    check(form, "tools", tokenizer)
+    letters = [*b"ab<>/ \n\"'"]
+    for _ in range(12):
+        allowed, ids = constraint(tokenizer, size, form), list[int]()
+        while (mask := allowed(ids)) is not None and len(ids) < 600:
+            free = [i for i in np.flatnonzero(mask) if i in letters]
+            drawn = free if len(free) > 1 and rng.random() < 0.6 else np.flatnonzero(mask)
+            ids.append(int(rng.choice(drawn)))
+        if mask is not None:  # a text that did not end
+            continue
+        [call] = find_calls(ids, tools, tokenizer)[1]
+        found = json.loads(call.arguments)
+        assert call.name == "add" and {"n", "t"} <= {*found} <= {"n", "t", "e"}
+        assert isinstance(found["n"], bool) and found.get("e", 1) in (1, 2)
+
+
+@pytest.mark.parametrize("name", QUOTES_BY_A_TOKEN)
+def test_a_form_that_no_grammar_holds_is_said(name):
+    with pytest.raises(BadInput, match="use auto|rename it"):
+        form_of_call({"function": {"name": "add", "parameters": MIXED}}, tokenizer_of(name))
 
 
 def test_a_schema_that_cannot_be_compiled_is_one_line():
