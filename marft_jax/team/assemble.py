@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 from marft_jax import config
 from marft_jax.errors import BadInput
-from marft_jax.models.tokenizers.tokenizer import Tokenizer
+from marft_jax.models.tokenizers.tokenizer import Message, Tokenizer
 from marft_jax.plugins import load_extra
 from marft_jax.team.dag import check_graph
 from marft_jax.team.orchestrator import default_prompt
@@ -16,8 +17,9 @@ from marft_jax.team.profiles import Profile, last_answering
 from marft_jax.team.prompts import Team
 from marft_jax.team.team_files import Blueprint
 from marft_jax.team.workflows import find_workflow
-from marft_jax.tools import Toolbox, check_form, load_toolboxes
+from marft_jax.tools import Toolbox, check_form, for_model, load_toolboxes
 
+LOGGER = logging.getLogger("marft_jax")
 _SOURCE = "--team.file"
 
 
@@ -81,9 +83,10 @@ def make_team(
     for profile, tokenizer in zip(profiles, team.tokenizers, strict=True):
         if profile.format is not None:
             _check_format(profile, tokenizer)
-    for tokenizer, box in zip(team.tokenizers, team.tools, strict=False):
+    for agent, box in enumerate(team.tools):
         if box.sources:
-            check_form(tokenizer)
+            check_form(team.tokenizers[agent])
+            _say_length(team, agent)
     return team._replace(**_PARTS[workflow](team, blueprint)) if workflow in _PARTS else team
 
 
@@ -148,6 +151,20 @@ def _check_format(profile: Profile, tokenizer: Tokenizer) -> None:
             f"{where}: expected no tools, whose calls do not follow it; drop one of them"
         )
     load_extra("form.check")(profile.form, where, tokenizer)
+
+
+def _say_length(team: Team, agent: int) -> None:
+    """Says how long an agent's tools make its prompts, if they take a quarter of the context."""
+    tokenizer, tools = team.tokenizers[agent], team.tools_of(agent).definitions
+    messages: list[Message] = [{"role": "user", "content": "a"}]
+    whole = len(tokenizer.chat(*for_model(messages, tools, tokenizer)))
+    longer, context = whole - len(tokenizer.chat(messages)), team.contexts[agent]
+    if longer > context / 4:
+        LOGGER.warning(
+            "agent %s: its %d tools make each prompt %d tokens longer, of --model.context %d; an "
+            "MCP server offers fewer with `only: [NAME, ...]`",
+            team.names[agent], len(tools), longer, context,
+        )  # fmt: skip
 
 
 def _tools(profiles: tuple[Profile, ...], refused: bool) -> tuple[Toolbox, ...]:

@@ -66,6 +66,7 @@ def _arguments(schema: Mapping[str, Any]) -> str:
         return json.dumps(schema)
     shown = dict[str, Any]()
     for name, own in (schema.get("properties") or {}).items():
+        own = own if isinstance(own, Mapping) else {}  # true: any value
         more = {key: value for key, value in own.items() if key != "title"}
-        shown[name] = own["type"] if more.keys() == {"type"} else more
+        shown[name] = own["type"] if more.keys() == {"type"} else more or "any"
     return json.dumps(shown, ensure_ascii=False)

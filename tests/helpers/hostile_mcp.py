@@ -35,6 +35,12 @@ def listed(cursor=None):
         sys.exit("no key")
     if MODE == "thousands of tools":
         return {"tools": [{"name": f"t{i}", "inputSchema": SCHEMA} for i in range(5000)]}
+    if MODE == "schemas without a type":
+        untyped = ({}, {"properties": {"a": True, "b": {"description": "any"}, "c": {}}}, None)
+        tools = [{"name": f"t{n}", "inputSchema": own} for n, own in enumerate(untyped)]
+        return {"tools": [*tools, {"name": "t3"}]}
+    if MODE == "two hundred tools":
+        return {"tools": [{"name": f"t{i}", "inputSchema": SCHEMA} for i in range(200)]}
     if MODE == "pages without an end":
         return {"tools": [], "nextCursor": "more"}
     if MODE == "a huge schema":

@@ -26,8 +26,9 @@ from mcp.types import (
     CallToolRequest,
     CallToolRequestParams,
     CallToolResult,
+    ContentBlock,
 )
-from pydantic import ValidationError
+from pydantic import TypeAdapter, ValidationError
 
 from marft_jax.tools import ToolError
 
@@ -75,10 +76,51 @@ def _shown(part: Mapping[str, Any]) -> str:
     return str(held["text"]) if "text" in held else f"({about})"
 
 
-def _unknown(error: ValidationError) -> list[Any]:
-    """Parts of a refused result whose kinds the SDK does not know; it says nothing of others."""
-    faults = [(e["loc"], e["input"]) for e in error.errors() if e["type"] == "missing"]
-    return [*{at[1]: part for at, part in faults if at[0] == "content" and len(at) == 4}.values()]
+_PART = TypeAdapter[Any](ContentBlock)
+
+
+class Accepted:
+    """A stream of messages in which the SDK accepts what many servers send: tools whose schema has
+    no type, and parts of a result whose kind it does not know, which become texts."""
+
+    def __init__(self, inner: Any) -> None:
+        self._inner = inner
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    async def __aenter__(self) -> Accepted:
+        await self._inner.__aenter__()
+        return self
+
+    async def __aexit__(self, *error: Any) -> None:
+        await self._inner.__aexit__(*error)
+
+    def __aiter__(self) -> Accepted:
+        return self
+
+    async def __anext__(self) -> Any:
+        message = await self._inner.__anext__()
+        result = getattr(getattr(message, "message", None), "result", None)
+        for name, mend in (("tools", _with_type), ("content", _with_kind)):
+            if isinstance(result, dict) and isinstance(result.get(name), list):
+                result[name] = [mend(own) if isinstance(own, dict) else own for own in result[name]]
+        return message
+
+
+def _with_type(tool: dict[str, Any]) -> dict[str, Any]:
+    schema = tool.get("inputSchema") or {}
+    return (
+        {**tool, "inputSchema": {"type": "object"} | schema} if isinstance(schema, dict) else tool
+    )
+
+
+def _with_kind(part: dict[str, Any]) -> dict[str, Any]:
+    try:
+        _PART.validate_python(part)
+    except ValidationError:
+        return {"type": "text", "text": _shown(part)}
+    return part
 
 
 class Connection:
@@ -136,10 +178,6 @@ class Connection:
                 CallToolResult,
                 request_read_timeout_seconds=self._seconds,
             )
-        except ValidationError as error:
-            if not (unknown := _unknown(error)):
-                raise
-            return "\n".join(map(_shown, unknown))
         except Exception as error:
             if isinstance(error, MCPError) and error.code == INVALID_PARAMS:
                 raise ToolError(error.message) from None

@@ -118,19 +118,29 @@ async def _http(url: str, headers: dict[str, str]) -> AsyncIterator[Any]:
             yield streams
 
 
+@contextlib.asynccontextmanager
+async def _accepted(transport: AbstractAsyncContextManager[Any]) -> AsyncIterator[Any]:
+    from marft_jax.extras.mcp.connection import Accepted
+
+    async with transport as (messages, *others):
+        yield Accepted(messages), *others
+
+
 def _client(
     options: ServerOptions, headers: dict[str, str], errors: IO[str]
 ) -> AbstractAsyncContextManager[Client]:
     from mcp import Client, StdioServerParameters, stdio_client
 
     if options.url:
-        return Client(_http(options.url, headers))
+        return Client(_accepted(_http(options.url, headers)))
     given = {name: os.environ[name] for name in options.variables if name in os.environ}
     command, *args = options.command
     server = StdioServerParameters(
         command=command, args=args, env=given, encoding_error_handler="replace"
     )
-    return Client(stdio_client(server, cast(TextIO, errors)))  # it gets PATH, HOME and little more
+    return Client(
+        _accepted(stdio_client(server, cast(TextIO, errors)))
+    )  # it gets PATH, HOME and little more
 
 
 async def _list(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import socket
 import subprocess
 import sys
@@ -13,10 +14,15 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+import small
+from families_of_calls import tokenizer_of
 
 from marft_jax.envs.threads import DaemonThreads
 from marft_jax.errors import BadInput
-from marft_jax.tools import EpisodeTools, ToolCall, load_toolboxes
+from marft_jax.models.tokenizers.tokenizer import ByteTokenizer
+from marft_jax.team.profiles import Profile
+from marft_jax.team.team_files import Blueprint
+from marft_jax.tools import EpisodeTools, ToolCall, for_model, load_toolboxes
 from marft_jax.types import AnsweredCall
 
 pytest.importorskip("mcp.server.mcpserver")
@@ -167,6 +173,8 @@ IMAGE = {"type": "image", "data": "AAAA", "mimeType": "image/png"}
         ({"content": [{"type": "video", "uri": "a:b"}]}, "ok", "(video a:b)"),
         ({"content": [{"type": "markdown", "text": "*o*"}]}, "ok", "*o*"),
         ({"content": [{"type": "map"}, {"type": "video"}]}, "ok", "(map)\n(video)"),
+        ({"content": [TEXT, {"type": "video"}, NOTES]}, "ok", "o\n(video)\n# Notes\nbuy pears"),
+        ({"content": [{"type": "map"}], "isError": True}, "wrong", "error: (map)"),
         ({"content": [TEXT | {"annotations": {"priority": "odd"}}]}, "ok", "o"),
     ],
 )  # fmt: skip
@@ -184,6 +192,33 @@ def test_whatever_kinds_of_parts_a_result_has_the_agent_reads_what_they_are(
 )
 def test_only_a_missing_cursor_ends_a_list_of_tools(mode, names):
     assert [tool.name for tool in hostile(mode).tools] == names
+
+
+def test_a_schema_without_a_type_is_that_of_an_object(tools):
+    box = hostile("schemas without a type")
+    assert [tool.name for tool in box.tools] == ["t0", "t1", "t2", "t3"]
+    assert all(tool.schema["type"] == "object" for tool in box.tools)
+    assert {*box.tools[1].schema["properties"]} == {"a", "b", "c"}
+    for tokenizer in (ByteTokenizer(), *map(tokenizer_of, ("hermes", "qwen3.5", "glm"))):
+        shown = tokenizer.chat(
+            *for_model([{"role": "user", "content": "a"}], box.definitions, tokenizer)
+        )
+        assert "t1" in tokenizer.decode(shown)
+    [call] = answers(tools, box, ("t1", {"a": 1}))
+    assert (call.verdict, call.answer) == ("ok", "o")
+
+
+@pytest.mark.parametrize("only", [[], ["t7", "t8"]])
+def test_many_tools_are_said_with_the_length_that_they_give_a_prompt(only, caplog):
+    server = str(SERVER.with_name("hostile_mcp.py"))
+    script = [sys.executable, "-S", "-E", server, "two hundred tools"]
+    tools = ({"mcp": {"command": script, "only": only}},)
+    small.team_of(Blueprint((Profile("solver", answers=True, tools=tools),)), context=2000)
+    said = [r.getMessage() for r in caplog.records if "tokens longer" in r.getMessage()]
+    assert len(said) == (not only)
+    for line in said:
+        assert re.search(r"agent solver: its 200 tools make each prompt \d{4,5} tokens", line)
+        assert "only: [NAME, ...]" in line
 
 
 class Locked(BaseHTTPRequestHandler):
