@@ -60,7 +60,8 @@ EXTRAS = {
     ],
     "serve": SERVE,
     "mcp": [MCP],
-    # what scripts/programs is written for; its tests run where it is installed
+    # what scripts/programs is written for; its tests run where it is installed. Not beside
+    # `verifiers`: packages of the two want openai 3 and openai 2
     "programs": [
         "openai>=2",
         "langgraph>=1",
@@ -70,7 +71,8 @@ EXTRAS = {
         "pydantic-ai-slim[openai]>=2",
         "smolagents[openai]>=1.20",
     ],
-    # environments of that package, whose programs start by uv; its tests run where it is installed
+    # environments of that package, whose programs start by uv; its tests run where it is installed.
+    # Not beside `programs`, see there
     "verifiers": ["verifiers>=0.4", "uv>=0.9", *SERVE],
     "structured": [FORMS],
     "wandb": ["wandb>=0.31"],

@@ -171,6 +171,12 @@ def find_form(tokenizer: CallWriter) -> Form | None:
     return next(found, None) or next(by_token, None)
 
 
+def form_name(tokenizer: CallWriter) -> str | None:
+    """Name of the model's form of calls in the table; None for any other."""
+    form = find_form(tokenizer)
+    return next((name for name, own in FORMS.items() if own is form), None)
+
+
 def _named(name: str) -> Form:
     if name in FORMS:
         return FORMS[name]

@@ -65,7 +65,8 @@ def _write(models: TeamModels, run: str, step: str, out: Path, form: str, agent:
     written = sorted(path for path in out.iterdir() if path.name != "base")
     text = f"{run}, step {int(state.step)}: {', '.join(map(str, written))}"
     console.print(printable(text), markup=False)
-    if lacks := turns.lacking(models.team):
+    plays = form == "peft" and turns.order_of(models.team) is not None
+    if lacks := turns.lacking(models.team, plays):
         console.print(printable(_LACKS.format("; ".join(lacks))), markup=False)
     if form == "peft" and "experts" in models.config.lora.targets:
         console.print(_EXPERTS)
@@ -157,7 +158,8 @@ def _as_peft(
             of_model = inside, model.config.layers_with, dict(model.config.spelling)
             peft.write(out / folder, _of(n, adapters[on]), alpha, source, *of_model)
             folders[folder] = [team.names[i] for i, own in enumerate(places) if own == (on, n)]
-    plays = turns.write(out, team, team.workflow, loaded, models.config.eval.temperature)
+    own = models.config.eval.temperature, models.config.team.max_tool_calls
+    plays = turns.write(out, team, loaded, *own)
     card.write(out, facts, folders, loaded[0][0], plays, loaded[0][1])
     seeded = tuple(
         dataclasses.replace(profile, init=team.folder_of(*place))

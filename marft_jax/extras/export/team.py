@@ -10,19 +10,27 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
+sys.path.append(str(HERE))
+import team_tools  # type: ignore  # noqa: E402  (it lies beside this file)
 
 
-def prompt(team: Any, turn: Any, task: str, texts: list[str], tokenizer: Any) -> str:
-    """Writes what an agent is shown, in the chat template of its base."""
-    base = team["bases"][turn["base"]]
+def opening(team: Any, turn: Any, task: str, texts: list[str]) -> list[Any]:
+    """Messages that an agent is shown."""
     said = [re.sub(team["thinking"], "", text) for text in texts]
     lines = [team["line"].format(team["turns"][i]["agent"], said[i]) for i in turn["sees"]]
     user = "\n".join([task, *filter(None, [*lines, turn["message"]])])
-    system, how = turn["system"], {"add_generation_prompt": True, **base["template"]}
-    if base["system_in_user"] and system:  # the template takes no system message
+    system = turn["system"]
+    if team["bases"][turn["base"]]["system_in_user"] and system:  # the template takes none
         system, user = "", f"{system}\n\n{user}"
     chat = [{"role": "system", "content": system}, {"role": "user", "content": user}]
-    return tokenizer.apply_chat_template(chat if system else chat[1:], tokenize=False, **how)
+    return chat if system else chat[1:]
+
+
+def prompt(team: Any, turn: Any, chat: list[Any], tokenizer: Any) -> Any:
+    """Ids of a conversation, in the chat template of the agent's base."""
+    how = {"add_generation_prompt": True, **team["bases"][turn["base"]]["template"]}
+    text = tokenizer.apply_chat_template(chat, turn["shown"] or None, tokenize=False, **how)
+    return tokenizer.encode(text, add_special_tokens=False)
 
 
 def play(team: Any, task: str, tokenizers: Any, write: Any) -> Any:
@@ -30,8 +38,14 @@ def play(team: Any, task: str, tokenizers: Any, write: Any) -> Any:
     texts: list[str] = []
     for turn in team["turns"]:
         eos, tokenizer = team["bases"][turn["base"]]["eos"], tokenizers[turn["base"]]
-        ids = tokenizer.encode(prompt(team, turn, task, texts, tokenizer), add_special_tokens=False)
-        kept = [i for i in write(turn, ids) if i not in eos]
+        chat, kept = opening(team, turn, task, texts), []
+        for left in range(turn["most_calls"], -1, -1):
+            ids = prompt(team, turn, chat, tokenizer)
+            kept = [i for i in write(turn, ids) if i not in eos]
+            answered = team_tools.messages(turn, tokenizer, kept) if left else []
+            chat += answered
+            if not answered:
+                break
         text = tokenizer.decode(kept, skip_special_tokens=True).lstrip()
         texts.append(re.split(turn["stop"], text, maxsplit=1)[0].strip())
         yield turn, texts[-1]

@@ -11,6 +11,7 @@ from typing import Any
 
 from marft_jax.team.profiles import last_answering
 from marft_jax.team.prompts import Team
+from marft_jax.tools import calculator, for_model, form_name, forms, name_of
 from marft_jax.types import THINKING
 
 _Model = tuple[str, str]
@@ -18,7 +19,11 @@ _Turn = tuple[int, list[int], str]  # the agent, the earlier turns that it sees,
 
 
 def write(
-    folder: Path, team: Team, workflow: str, models: Sequence[_Model], temperature: float
+    folder: Path,
+    team: Team,
+    models: Sequence[_Model],
+    temperature: float,
+    most_calls: int,
 ) -> bool:
     """Writes both files, if the order of the turns is known before the team plays.
 
@@ -26,34 +31,86 @@ def write(
         models: where the loader of the adapters finds each base, in the order of ``team.adapters``,
             and the class of transformers that loads it (``huggingface.loader_of``).
         temperature: sampling temperature of every agent, as in evaluations and chat.
+        most_calls: times that an agent may call tools in a turn.
 
     Returns:
         False, with nothing written, for a workflow that decides the next turn while it plays, for a
         conversation that all agents share, and for an environment with a view per agent.
     """
-    turns = None if team.shared or team.view else turns_of(team, workflow)
-    if turns is None:
+    if (turns := order_of(team)) is None:
         return False
-    lacks = "; ".join(lacking(team))
+    lacks = "; ".join(lacking(team, plays=True))
     plain = {
         "lacks": lacks and f"team.py plays without what the agents were trained with: {lacks}\n",
         "bases": [_base(team, *own) for own in zip(team.adapters, models, strict=True)],
         "line": "{1}" if team.anonymous else "{0}: {1}",
         "thinking": THINKING.pattern,
-        "turns": [_plain(team, turn, temperature) for turn in turns],
+        "turns": [
+            _plain(team, turn, temperature) | _tools(team, turn[0], most_calls) for turn in turns
+        ],
     }
     text = json.dumps(plain, indent=2, ensure_ascii=False) + "\n"
     (folder / "turns.json").write_text(text, encoding="utf-8")
-    shutil.copyfile(Path(__file__).with_name("team.py"), folder / "team.py")
+    here = Path(__file__).parent
+    for source in (here / "team.py", here / "team_tools.py", Path(forms.__file__)):
+        shutil.copyfile(source, folder / source.name)
+    alone = Path(calculator.__file__).read_text("utf-8")
+    imported = "from marft_jax.tools.tool import ToolError"
+    (folder / "calculator.py").write_text(alone.replace(imported, "ToolError = ValueError"))
     return True
 
 
-def lacking(team: Team) -> list[str]:
-    """Names what agents were trained with and other programs do not give them."""
+def order_of(team: Team) -> list[_Turn] | None:
+    """Lists the turns that ``team.py`` plays; None where it cannot play the team."""
+    return None if team.shared or team.view else turns_of(team, team.workflow)
+
+
+def _carried(team: Team, agent: int) -> list[dict[str, Any]]:
+    """The tools of an agent that ``team.py`` calls: entries of the team file with their names."""
+    entries, sources = team.profiles[agent].tools or (), team.tools_of(agent).sources
+    if not sources or form_name(team.tokenizers[agent]) is None:
+        return []
+    found = list[dict[str, Any]]()
+    for entry, source in zip(entries, sources, strict=True):
+        name = name_of(entry)
+        own = {"function": {"calculator": "calculator:calculator"}.get(name, name)}
+        if name == "mcp" and not isinstance(entry, str):
+            own = {"mcp": entry["mcp"]}
+        if name != "python":
+            found.append({"names": [tool.name for tool in source.tools], "entry": own})
+    return found
+
+
+def _tools(team: Team, agent: int, most_calls: int) -> dict[str, Any]:
+    """What ``team.py`` knows of an agent's tools; those that it cannot call are not shown."""
+    carried, tokenizer = _carried(team, agent), team.tokenizers[agent]
+    names = {name for own in carried for name in own["names"]}
+    all_of_them = team.tools_of(agent).definitions
+    tools = [tool for tool in all_of_them if tool["function"]["name"] in names]
+    opening = [{"role": "system", "content": "" if team.anonymous else team.profiles[agent].prompt}]
+    messages, shown = for_model(opening, tools, tokenizer)
+    return {
+        "system": messages[0]["content"].strip(),
+        "form": form_name(tokenizer) if tools else "",
+        "tools": carried,
+        "definitions": tools,
+        "shown": list(shown),
+        "most_calls": most_calls if tools else 0,
+    }
+
+
+def lacking(team: Team, plays: bool = False) -> list[str]:
+    """Names what agents were trained with and an export does not give them.
+
+    Args:
+        plays: ``team.py`` is exported, which calls most tools.
+    """
     found = list[str]()
     for agent, profile in enumerate(team.profiles):
-        if tools := team.tools_of(agent).tools:
-            found.append(f"tools of {profile.name} ({', '.join(tool.name for tool in tools)})")
+        carried = {n for own in _carried(team, agent) for n in own["names"]} if plays else set()
+        names = [tool.name for tool in team.tools_of(agent).tools if tool.name not in carried]
+        if names:
+            found.append(f"tools of {profile.name} ({', '.join(names)})")
         if profile.form:
             found.append(f"the format of {profile.name}'s texts (a JSON schema)")
     return found
@@ -103,7 +160,6 @@ def _plain(team: Team, turn: _Turn, temperature: float) -> dict[str, Any]:
         "agent": profile.name,
         "base": list(team.adapters).index(team.bases[agent]),
         "adapter": team.folder_of(team.bases[agent], team.owners[agent]),
-        "system": "" if team.anonymous else profile.prompt,
         "message": message,
         "sees": sees,
         "max_new_tokens": sampling.max_new_tokens,

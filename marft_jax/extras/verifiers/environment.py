@@ -11,10 +11,12 @@ import asyncio
 import contextlib
 import dataclasses
 import importlib
+import importlib.metadata
 import importlib.util
 import itertools
 import json
 import queue
+import re
 import secrets
 import threading
 from typing import Any
@@ -58,6 +60,9 @@ def source(env: Settings, split: Split) -> EnvSource:
     if importlib.util.find_spec("verifiers") is None:
         raise BadInput('--env.name verifiers: needs that package: pip install -e ".[verifiers]"')
     try:
+        found = importlib.metadata.version("verifiers")
+        if [*map(int, re.findall(r"\d+", found)[:2])] < [0, 4]:
+            raise ImportError(f"it is {found}")
         for name in ("utils.loaders", "clients", "configs.agent"):
             _module(name)
     except Exception as error:  # its own packages may be of other versions than it wants

@@ -6,6 +6,8 @@ import dataclasses
 import errno
 import json
 import shutil
+import sys
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -24,6 +26,7 @@ from marft_jax.extras.export import card, exporting, huggingface, turns
 from marft_jax.interop import peft
 from marft_jax.learning.settings import Imitation
 from marft_jax.models.families import FAMILIES
+from marft_jax.models.tokenizers.tokenizer import ByteTokenizer
 from marft_jax.run.checkpoints import Checkpoints
 from marft_jax.run.compatibility import identity_of
 from marft_jax.run.directory import write_settings
@@ -135,8 +138,13 @@ def test_a_team_travels_as_peft_folders_and_comes_back(models, run, tmp_path, ca
 def played(folder, question, answers):
     """Prompts as ids that an exported ``team.py`` makes where the model writes the answers."""
     source = (folder / "team.py").read_text("utf-8")
-    assert len(source.splitlines()) <= 70
-    exec(compile(source, "team.py", "exec"), script := {"__name__": "script", "__file__": ""})
+    assert len(source.splitlines()) <= 85
+    for name in ("team_tools", "forms", "calculator"):  # of another export
+        sys.modules.pop(name, None)
+    script = {"__name__": "script", "__file__": str(folder / "team.py")}
+    before = sys.path.copy()
+    sys.path.insert(0, str(folder))
+    exec(compile(source, "team.py", "exec"), script)
     team = json.loads((folder / "turns.json").read_text("utf-8"))
     tokenizers = [AutoTokenizer.from_pretrained(folder / own["model"]) for own in team["bases"]]
     prompts, written = [], iter(answers)
@@ -146,6 +154,7 @@ def played(folder, question, answers):
         return next(written)
 
     turns = list(script["play"](team, question, tokenizers, write))
+    sys.path[:] = before
     return prompts, [(turn["agent"], text) for turn, text in turns]
 
 
@@ -183,9 +192,58 @@ def with_agents(run, folder, **changes):
     return copy
 
 
+SERVER = [sys.executable, str(Path(__file__).parents[2] / "helpers" / "mcp_server.py")]
+
+
+def test_team_py_calls_the_tools_of_an_agent(run, tmp_path, capsys, monkeypatch):
+    """Its own functions, the calculator and those of an MCP server, and reads the answers as in
+    training."""
+    pytest.importorskip("mcp")
+    (tmp_path / "my_own.py").write_text(STROKES)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    server = {"mcp": {"command": SERVER, "only": ["count"]}}
+    own = with_agents(run, tmp_path / "run", tools=("calculator", "my_own:strokes", server))
+    assert run_export("--run", own, "--out", out := tmp_path / "out") == 0
+    assert "not exported" not in capsys.readouterr().out
+    assert "tools: calculator, strokes, count" in (out / "README.md").read_text()
+    tokenizer = ByteTokenizer()
+    calls = "".join(
+        f"```call {name}\n{given}\n```\n"
+        for name, given in [
+            ("calculator", "23*2"),
+            ("strokes", "ab"),
+            ("count", '{"n": 5}'),
+            ("nothing", "{}"),
+            ("count", "5"),
+        ]
+    )
+    asked = LoadedTeam(own).ask("3+5+9=?").turns
+    plan, said = (tokenizer.encode(text) + [tokenizer.end_id] for text in ("guess", calls))
+    prompts, texts = played(out, "3+5+9=?", [plan, said, [*b"17"]])
+    assert texts == [("planner", "guess"), ("solver", "17")]
+    known = "calculator, strokes, count"
+    lines = [
+        *("calculator: 46", "strokes: 2", "count: 5"),
+        f"nothing: error: expected one of the tools {known}, got 'nothing'",
+        "count: error: expected a JSON object, got '5'",
+    ]
+    answered = tokenizer.reply([{"role": "user", "content": "\n".join(lines)}])
+    shown = tokenizer.decode(prompts[2])
+    assert prompts[2][-len(answered) :] == answered, shown
+    assert (
+        tokenizer.decode(prompts[1])
+        .partition("Assistant")[0]
+        .startswith(tokenizer.decode(asked[1].prompt.tolist()).partition("3+5")[0])
+    )
+
+
+STROKES = '''
+def strokes(text: str) -> int:
+    """Counts."""
+    return len(text)
+'''
 WITHOUT = {
-    "tools": (dict(tools=("calculator",)), "tools of solver (calculator)"),
-    "tools of one's own": (dict(tools=("my_own:strokes",)), "tools of solver (strokes)"),
+    "tools": (dict(tools=("python",)), "tools of solver (python)"),
     "a format": (
         dict(format={"type": "object", "properties": {"answer": {"type": "integer"}}}),
         "the format of solver's texts",
@@ -195,11 +253,8 @@ WITHOUT = {
 
 @pytest.mark.parametrize("what", WITHOUT)
 @pytest.mark.parametrize("form", ["peft", "merged"])
-def test_what_an_export_lacks_is_said(what, form, run, tmp_path, capsys, monkeypatch):
+def test_what_an_export_lacks_is_said(what, form, run, tmp_path, capsys):
     changes, named = WITHOUT[what]
-    function = 'def strokes(text: str) -> str:\n    """Counts."""\n    return text\n'
-    (tmp_path / "my_own.py").write_text(function)
-    monkeypatch.syspath_prepend(str(tmp_path))
     own = with_agents(run, tmp_path / "run", prompt="", **changes)
     assert run_export("--run", own, "--out", out := tmp_path / "out", "--format", form) == 0
     assert f"not exported: {named}" in capsys.readouterr().out
@@ -210,7 +265,7 @@ def test_what_an_export_lacks_is_said(what, form, run, tmp_path, capsys, monkeyp
         assert plan["lacks"].startswith("team.py plays without") and named in plan["lacks"]
         assert 'sys.stderr.write(team["lacks"])' in (out / "team.py").read_text()
         assert "`team.py` plays without" in card
-    if "tools" in changes:  # the built-in model's template has none, so the prompt describes them
+    if "tools" in changes:  # the built-in model's template has none, so the prompt described them
         assert '- solver: "To call a tool, write a block' in card
 
 

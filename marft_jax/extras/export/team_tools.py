@@ -1,0 +1,90 @@
+"""Calls the tools of this team for ``team.py``; ``forms.py`` reads the calls."""
+
+import asyncio
+import importlib
+import json
+import os
+import string
+import sys
+from typing import Any
+
+
+def read(turn: Any, tokenizer: Any, ids: Any) -> tuple[str, Any]:
+    """Text of what was sampled without its calls, and the calls."""
+    forms: Any = importlib.import_module("forms")
+    text = tokenizer.decode(ids, skip_special_tokens=False)
+    return forms.FORMS[turn["form"]].read(text.strip(), turn["definitions"])
+
+
+def messages(turn: Any, tokenizer: Any, ids: Any) -> list[Any]:
+    """The message in which an agent called tools, and their answers; none if it called none."""
+    said, calls = read(turn, tokenizer, ids)
+    answers = [answer(turn, *call) for call in calls]
+    if turn["form"] in ("fenced", "lfm2"):  # whose templates write no calls
+        text = tokenizer.decode(ids, skip_special_tokens=turn["form"] == "fenced")
+        told = {"role": "assistant", "content": text}
+        lines = [f"{call[0]}: {own}" for call, own in zip(calls, answers, strict=True)]
+        if turn["form"] == "fenced":
+            return [told, {"role": "user", "content": "\n".join(lines)}] if calls else []
+    else:
+        told = {"role": "assistant", "content": said, "tool_calls": []}
+    found: list[Any] = [told]
+    for n, ((name, given), own) in enumerate(zip(calls, answers, strict=True)):
+        key = f"functions.{name}:{n}" if turn["form"] == "kimi" else f"calls{n:04d}"
+        function = {"name": name, "arguments": _object(given) or {}}
+        if "tool_calls" in told:
+            told["tool_calls"].append({"id": key, "type": "function", "function": function})
+        found.append({"role": "tool", "tool_call_id": key, "name": name, "content": own})
+    return found if calls else []
+
+
+def answer(turn: Any, name: str, given: str) -> str:
+    """Answers a call as in training: with the tool's text, or one line that begins with error."""
+    entry = next((own["entry"] for own in turn["tools"] if name in own["names"]), None)
+    if entry is None:
+        known = ", ".join(name for own in turn["tools"] for name in own["names"])
+        return f"error: expected one of the tools {known}, got {name!r:.60}"
+    if (arguments := _object(given)) is None:
+        return f"error: expected a JSON object, got {given!r:.60}"
+    try:
+        if "mcp" in entry:
+            return asyncio.run(_of_server(entry["mcp"], name, arguments))
+        module, _, attribute = entry["function"].partition(":")
+        sys.path.append(os.getcwd())
+        own = getattr(importlib.import_module(module), attribute)(**arguments)
+        own = asyncio.run(own) if asyncio.iscoroutine(own) else own
+        return own if isinstance(own, str) else json.dumps(own, ensure_ascii=False)
+    except Exception as error:
+        return f"error: {error}".replace("\n", " ")
+
+
+def _object(text: str) -> Any:
+    try:
+        found = json.loads(text)
+    except ValueError:
+        return None
+    return found if isinstance(found, dict) else None
+
+
+async def _of_server(options: Any, name: str, arguments: Any) -> str:
+    """Calls a tool of an MCP server (``pip install "mcp>=2"``), which starts anew for each call."""
+    from mcp import Client, StdioServerParameters, stdio_client
+    from mcp.client.streamable_http import streamable_http_client
+    from mcp.shared._httpx_utils import create_mcp_http_client
+
+    if options.get("url"):
+        headers = {
+            key: string.Template(value).substitute(os.environ)
+            for key, value in options.get("headers", {}).items()
+        }
+        http = create_mcp_http_client(headers)
+        made = Client(streamable_http_client(options["url"], http_client=http))
+    else:
+        command, *args = options["command"]
+        env = {own: os.environ[own] for own in options.get("variables", ()) if own in os.environ}
+        server = StdioServerParameters(command=command, args=args, env=env)
+        made = Client(stdio_client(server, open(os.devnull, "w")))  # noqa: SIM115
+    async with made as client:
+        result = await client.call_tool(name, arguments)
+    texts = [getattr(part, "text", f"({part.type})") for part in result.content]
+    return "\n".join(texts) or json.dumps(result.structured_content, ensure_ascii=False)
