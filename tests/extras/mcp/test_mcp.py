@@ -17,11 +17,12 @@ import pytest
 import small
 from families_of_calls import tokenizer_of
 
+from marft_jax import train
 from marft_jax.envs.threads import DaemonThreads
 from marft_jax.errors import BadInput
 from marft_jax.models.tokenizers.tokenizer import ByteTokenizer
 from marft_jax.team.profiles import Profile
-from marft_jax.team.team_files import Blueprint
+from marft_jax.team.team_files import Blueprint, dump_team
 from marft_jax.tools import EpisodeTools, ToolCall, for_model, load_toolboxes
 from marft_jax.types import AnsweredCall
 
@@ -282,6 +283,26 @@ def test_a_server_gets_the_headers_that_it_wants_and_nothing_shows_them(
     [call] = answers(tools, box, ("act", {}))
     assert (call.answer, call.verdict) == ("in", "ok")
     assert "sesame" not in f"{box} {call} {caplog.text}" or value == "Bearer sesame"
+
+
+@pytest.mark.slow
+def test_the_key_of_a_server_is_in_no_file_of_a_run(locked, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("MARFT_SESAME", "sesame")
+    headers = {"Authorization": "Bearer $MARFT_SESAME", "X-Team": "$$a"}
+    tools = ({"mcp": {"url": locked, "headers": headers}},)
+    file = tmp_path / "team.yaml"
+    file.write_text(dump_team(Blueprint((Profile("solver", answers=True, tools=tools),))))
+    run = tmp_path / "run"
+    flags = ["--team.file", str(file), "--run.dir", str(run), "--run.steps", "1"]
+    flags += ["--algo.episodes", "2", "--model.context", "900", "--team.max_new_tokens", "4"]
+    with pytest.raises(SystemExit) as left:
+        train.main([*flags, "--run.transcripts_every", "1"])
+    assert left.value.code == 0
+    files = [path for path in run.rglob("*") if path.is_file()]
+    assert any(b"act" in path.read_bytes() for path in run.glob("transcripts/*"))
+    assert len(files) > 5 and not [p for p in files if b"sesame" in p.read_bytes().lower()
+                                   .replace(b"marft_sesame", b"")]  # fmt: skip
+    assert "Bearer sesame" not in "".join(capsys.readouterr())
 
 
 @pytest.mark.parametrize(
