@@ -233,7 +233,7 @@ def _object(text: str) -> dict[str, Any]:
 
 
 _GEMMA = re.compile(
-    r'<\|"\|>((?:(?!<\|tool_call>|<tool_call\|>).)*?)<\|"\|>|([{}\[\],:])|((?:"(?:\\.|[^"\\])*"|(?!<\|"\|>)[^{}\[\],:])+)',
+    r'<\|"\|>((?:(?!<\|tool_call>|<tool_call\|>).)*?)<\|"\|>|([{}\[\],:])|((?:"(?:\\.|[^"\\])*"|(?!<\|"\|>|<\|tool_call>|<tool_call\|>)[^{}\[\],:])+)',
     re.DOTALL,
 )
 _JSON_WORDS = {"None": "null", "True": "true", "False": "false"}
@@ -284,7 +284,7 @@ _JSON_LIST = re.compile(r"\s*\[?\s*\{")
 _SPLITS = (",", "\n")  # of calls
 _PYTHON = re.compile(
     r"""('(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*")"""
-    r"|(<\|tool_call_end\|>|</function_calls>|<\|python_end\|>)|(.)",
+    r"|(<\|tool_call_(?:start|end)\|>|</?function_calls>|<\|python_(?:start|end)\|>)|(.)",
     re.DOTALL,
 )
 _WORDS = {"true": True, "false": False, "null": None, "NaN": "NaN", "Infinity": "Infinity"}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import time
 
 import pytest
 import small
@@ -249,3 +250,21 @@ def test_a_form_that_is_not_known_is_refused_with_those_that_are(monkeypatch):
     with pytest.raises(BadInput, match="one of hermes, json, mistral, .*got 'CALL qxz a=b'"):
         check_form(tokenizer)
     find_form.cache_clear()
+
+
+OPENINGS = {
+    "hermes": '<tool_call>{"name": "a", "x": [',
+    "json": "[{",
+    "qwen": "<tool_call><function=add><parameter=a>",
+    "glm": "<tool_call>add<arg_key>a</arg_key><arg_value>",
+    "lfm2": "<|tool_call_start|>[add(",
+    "gemma": "<|tool_call>call:add{a:",
+    "harmony": "<|start|>assistant to=functions.add",
+}
+
+
+@pytest.mark.parametrize("form", OPENINGS)
+def test_many_openings_are_read_in_a_moment(form):
+    began = time.process_time()
+    FORMS[form].read(OPENINGS[form] * 2000, TOOLS)
+    assert time.process_time() - began < 3
