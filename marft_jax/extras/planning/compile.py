@@ -251,6 +251,8 @@ def _prefill(run: PlannedRun) -> dict[str, Any]:
 
 def _learning(run: PlannedRun) -> dict[str, Any]:
     """Lowers the learner's programs for one microbatch."""
+    if not run.team.adapters or not (run.team.learning_bases or run.learning.critic):
+        return {}
     programs, batch = run.learner.bases[MAIN], run.batch
     critic, policy = run.state.critic[MAIN], run.state.policies[MAIN]
     frozen = dict(base=run.base, critic=critic)
@@ -276,7 +278,7 @@ def _learning(run: PlannedRun) -> dict[str, Any]:
             **on_policy, rows=rows, inputs=inputs, sums=sums
         )
         lowered["optimiser"] = programs.optim_step.lower(policy=policy, sums=sums, how=how)
-    if run.team.adapters and run.learning.critic is not None:
+    if run.learning.critic is not None:
         scored = programs.score.eval_shape(**frozen, r=rows)
         sums = programs.no_critic_sums.eval_shape(critic)
         opt = run.state.critic_opt[MAIN]
@@ -284,7 +286,7 @@ def _learning(run: PlannedRun) -> dict[str, Any]:
         lowered["critic"] = programs.accumulate_values.lower(
             **frozen, rows=rows, valued=valued, sums=sums
         )
-        lowered["critic_optimiser"] = programs.critic_step.lower(
+        lowered["critic_opt"] = programs.critic_step.lower(
             critic=critic, critic_opt=opt, sums=sums, how=adam(1.0)
         )
     if reads_base(run.learning):

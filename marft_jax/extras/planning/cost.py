@@ -33,7 +33,7 @@ from marft_jax.parallel import processes
 from marft_jax.types import MAIN
 
 PLAYING = ("decode", "prefill")
-OPTIMISERS = ("optimiser", "critic_optimiser")
+OPTIMISERS = ("optimiser", "critic_opt")
 LEARNING = ("values", "teacher", "gradients", "critic", *OPTIMISERS)
 
 
@@ -77,7 +77,7 @@ def costs(run: PlannedRun, programs: dict[str, Compiled]) -> dict[str, Cost]:
         "gradients": _gradients,
         "critic": _critic,
         "optimiser": lambda run: _optimiser(run, run.state.adapters),
-        "critic_optimiser": lambda run: _optimiser(run, run.state.critic),
+        "critic_opt": lambda run: _optimiser(run, run.state.critic),
     }
     found = {}
     for name, program in programs.items():

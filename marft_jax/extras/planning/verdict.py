@@ -108,7 +108,7 @@ def memory_of(
         "gradients": optimiser + critic + ahead,
         "critic": optimiser + adapters + ahead,
         "optimiser": memory["weights"] + critic + critic_opt + ahead,
-        "critic_optimiser": memory["weights"] + adapters + optimiser - critic_opt + ahead,
+        "critic_opt": memory["weights"] + adapters + optimiser - critic_opt + ahead,
         "values": optimiser + ahead,
         "teacher": memory["adapters"] + memory["critic"] + optimiser + ahead - past - teachers,
         "prefill": asleep,
