@@ -279,6 +279,14 @@ def test_a_thought_that_the_prompt_opened_is_a_thought_though_it_was_cut_off(ope
     assert tok.said(prompt[:-12], tok.encode("3+5 is")) == "3+5 is"
 
 
+def test_only_what_looks_like_a_border_of_calls_is_marked_where_other_tokens_spell_it():
+    tok = Tokenizer(fast(TURNS, ("</s>", "<call>", "!!", "["), eos_token="</s>"))
+    ids = [tok.backend.convert_tokens_to_ids("Ġ" if c == " " else c) for c in "<call> !! [x"]
+    plain = [i for i in ids if i is not None]
+    assert tok.spell([*tok.encode("<call>"), *plain], "*") == "<call><*call> !! [x"
+    assert tok.show("<call><*call> x", "*") == "<call> x"
+
+
 def test_special_tokens_around_thinking_are_shown_as_the_usual_marks():
     """So that no agent is shown another's thinking."""
     named = ("</s>", "<|channel>", "<channel|>")

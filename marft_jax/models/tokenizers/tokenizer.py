@@ -35,6 +35,7 @@ FALLBACK_TEMPLATE = (
 """For models that come without a chat template."""
 
 _TAIL = 16  # ids of a prompt, in which a thought may be opened
+_MARK = re.compile(r"[<\[|｜]..")
 _PROBE, _LAST = "qxz", "qxz-zxq"
 
 
@@ -88,7 +89,8 @@ class Tokenizer:
         special = {i: str(token) for i, token in added.items() if token.special}
         self.marks: dict[int, str] = thinking.marks_of(special)
         self._special = _any_of(special.values())
-        self._alike = _any_of(token for token in self.added.values() if len(token) > 1)
+        # white space and words are no borders of calls, though some tokenizers add tokens of them
+        self._alike = _any_of(token for token in self.added.values() if _MARK.search(token))
         self._does = {token: self.marks.get(i, "") for i, token in special.items()}
         try:
             self._fold_system = not self._takes_system()
