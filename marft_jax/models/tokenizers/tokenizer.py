@@ -279,7 +279,8 @@ class Tokenizer:
         try:
             if how and not known.intersection(expected):
                 raise BadInput(f"expected one that reads {' or '.join(expected)}")
-            self._render([_message("user", "a")])
+            if how:
+                self._render([_message("user", "a")])
         except Exception as error:  # as below
             what = f"--model.thinking {how}: the chat template of {self._source} has no such mode"
             raise BadInput(f"{what}: {reason(error)}") from None
