@@ -23,6 +23,7 @@ from marft_jax.extras.planning import hlo
 from marft_jax.extras.planning.topology import Topology
 from marft_jax.extras.planning.work import Work, longest_batch
 from marft_jax.learning import batch as batch_lib
+from marft_jax.learning import optimiser
 from marft_jax.learning import programs as programs_lib
 from marft_jax.learning.algorithms import Algorithm
 from marft_jax.learning.gradients import Valued
@@ -260,7 +261,7 @@ def _learning(run: PlannedRun) -> dict[str, Any]:
     rows, split = _microbatch(run, batch.rows[MAIN]), mesh_lib.rows(run.mesh)
     shape_BX = batch.rows[MAIN].decision_mask(batch.level).shape[1:]
     numbers_BX: Any = jax.ShapeDtypeStruct(shape_BX, jnp.float32, sharding=split)
-    lowered = dict[str, Any]()
+    lowered, changed, read = dict[str, Any](), dict[str, Any](), dict[str, Any]()
     if run.team.learning_bases:
         logprobs_BA = programs.forward.eval_shape(**on_policy, r=rows)
         tokens = {
@@ -277,7 +278,7 @@ def _learning(run: PlannedRun) -> dict[str, Any]:
         lowered["gradients"] = programs.accumulate.lower(
             **on_policy, rows=rows, inputs=inputs, sums=sums
         )
-        lowered["optimiser"] = programs.optim_step.lower(policy=policy, sums=sums, how=how)
+        changed["policy"], read["policy"] = (policy,), (sums, how)
     if run.learning.critic is not None:
         scored = programs.score.eval_shape(**frozen, r=rows)
         sums = programs.no_critic_sums.eval_shape(critic)
@@ -286,14 +287,21 @@ def _learning(run: PlannedRun) -> dict[str, Any]:
         lowered["critic"] = programs.accumulate_values.lower(
             **frozen, rows=rows, valued=valued, sums=sums
         )
-        lowered["critic_opt"] = programs.critic_step.lower(
-            critic=critic, critic_opt=opt, sums=sums, how=adam(1.0)
-        )
+        changed["critic"], read["critic"] = (critic, opt), (sums, adam(1.0))
+    everywhere = mesh_lib.replicated(run.mesh)
+    step = jax.jit(_steps, donate_argnums=0, out_shardings=everywhere)
+    lowered["optimiser"] = step.lower(changed, read)
     if reads_base(run.learning):
         whole, prompts = batch.rows[MAIN], batch.prompts
-        read = whole if prompts is None else prompts[MAIN].rows
-        lowered["values"] = programs.score.lower(**frozen, r=_microbatch(run, read))
+        asked = whole if prompts is None else prompts[MAIN].rows
+        lowered["values"] = programs.score.lower(**frozen, r=_microbatch(run, asked))
     return lowered
+
+
+def _steps(changed: dict[str, Any], read: dict[str, Any]) -> dict[str, Any]:
+    """All optimiser steps behind a minibatch in one program, where a run has one for each."""
+    taken = {"policy": optimiser.optim_step, "critic": optimiser.critic_step}
+    return {name: taken[name](*states, *read[name]) for name, states in changed.items()}
 
 
 def _microbatch(run: PlannedRun, rows: Rows[np.ndarray]) -> Any:

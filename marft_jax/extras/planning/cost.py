@@ -33,8 +33,7 @@ from marft_jax.parallel import processes
 from marft_jax.types import MAIN
 
 PLAYING = ("decode", "prefill")
-OPTIMISERS = ("optimiser", "critic_opt")
-LEARNING = ("values", "teacher", "gradients", "critic", *OPTIMISERS)
+LEARNING = ("values", "teacher", "gradients", "critic", "optimiser")
 
 
 class Cost(NamedTuple):
@@ -76,8 +75,7 @@ def costs(run: PlannedRun, programs: dict[str, Compiled]) -> dict[str, Cost]:
         "teacher": _teacher,
         "gradients": _gradients,
         "critic": _critic,
-        "optimiser": lambda run: _optimiser(run, run.state.adapters),
-        "critic_opt": lambda run: _optimiser(run, run.state.critic),
+        "optimiser": _optimiser,
     }
     found = {}
     for name, program in programs.items():
@@ -248,9 +246,10 @@ def _microbatch(rows: Rows[Any]) -> tuple[int, int, int, int]:
     return micros, height * width, width, height * rows.actions.mask_BA.shape[2]
 
 
-def _optimiser(run: PlannedRun, params: Any) -> Counted:
+def _optimiser(run: PlannedRun) -> Counted:
     """Counts parameters and two moments, read and written, and gradients, read."""
-    return run.config.algo.epochs * run.config.algo.minibatches, 0.0, 7 * per_chip(params)
+    steps = run.config.algo.epochs * run.config.algo.minibatches
+    return steps, 0.0, 7 * (per_chip(run.state.adapters) + per_chip(run.state.critic))
 
 
 def _weights(base: Any, mesh: Mesh) -> float:

@@ -10,7 +10,7 @@ from rich.table import Table
 
 from marft_jax.extras.planning import anchors
 from marft_jax.extras.planning.compile import Compiled, PlannedRun, per_chip
-from marft_jax.extras.planning.cost import LEARNING, OPTIMISERS, PLAYING, Cost, seconds
+from marft_jax.extras.planning.cost import LEARNING, PLAYING, Cost, seconds
 from marft_jax.extras.planning.topology import Topology
 from marft_jax.types import MAIN
 
@@ -55,8 +55,9 @@ class Plan(NamedTuple):
     @property
     def across(self) -> float:
         """Bytes per chip that hosts reduce in each optimiser step."""
-        steps = (self.programs[name] for name in OPTIMISERS if name in self.programs)
-        return sum(program.traffic.moved(across=True).payload for program in steps)
+        if "optimiser" not in self.programs:  # nothing learns on this base
+            return 0.0
+        return self.programs["optimiser"].traffic.moved(across=True).payload
 
 
 def expected(plan: Plan) -> dict[str, tuple[float, float]]:
@@ -69,7 +70,7 @@ def expected(plan: Plan) -> dict[str, tuple[float, float]]:
         return {}
     found = {}
     for name, own in plan.costs.items():
-        alike = "decode" if name in ("decode", *OPTIMISERS) else "LoRA"
+        alike = "decode" if name in ("decode", "optimiser") else "LoRA"
         low, high = anchors.expected(alike, kind)
         found[name] = (low * own.seconds(chip), high * own.seconds(chip))
     return found
@@ -103,12 +104,10 @@ def memory_of(
         ahead, asleep = 0.0, memory["adapters"]
     ahead += teachers
     adapters, critic = (2 * per_chip(x) for x in (state.adapters, state.critic))  # and gradients
-    critic_opt = per_chip(state.critic_opt)
     beside = {  # allocated, but no argument of the program
         "gradients": optimiser + critic + ahead,
         "critic": optimiser + adapters + ahead,
-        "optimiser": memory["weights"] + critic + critic_opt + ahead,
-        "critic_opt": memory["weights"] + adapters + optimiser - critic_opt + ahead,
+        "optimiser": memory["weights"] + ahead,
         "values": optimiser + ahead,
         "teacher": memory["adapters"] + memory["critic"] + optimiser + ahead - past - teachers,
         "prefill": asleep,

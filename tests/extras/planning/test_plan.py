@@ -244,7 +244,7 @@ def test_hosts_exchange_gradients_and_never_the_base(mesh, layers):
     found = {name: compile_one(*program) for name, program in lowered(run).items()}
     gradients = per_chip(run.state.adapters) + per_chip(run.state.critic)
     micros = len(run.batch.rows[MAIN].tokens.ids_BT) / config.algo.minibatches
-    calls = {"gradients": micros, "critic": micros, "optimiser": 1, "critic_opt": 1}
+    calls = {"gradients": micros, "critic": micros, "optimiser": 1}
     across = sum(n * found[name].traffic.moved(across=True).payload for name, n in calls.items())
     assert 0.9 * gradients < across < 1.2 * gradients
     assert not any(found[name].traffic.endless for name in calls)
@@ -318,9 +318,7 @@ def test_devices_that_play_hold_the_cache_and_those_that_learn_the_state():
     assert peaks["decode"] == peaks["prefill"] == memory["adapters"]
     assert peaks["values"] == memory["optimiser"]
     assert peaks["gradients"] == memory["optimiser"] + 2 * memory["critic"]  # and its gradients
-    assert peaks["optimiser"] == memory["weights"] + 2 * memory["critic"] + per_chip(
-        run.state.critic_opt
-    )
+    assert peaks["optimiser"] == memory["weights"]
 
 
 def test_a_process_has_slots_for_its_own_episodes_in_a_plan_and_in_a_run(monkeypatch):
@@ -333,12 +331,12 @@ def test_a_process_has_slots_for_its_own_episodes_in_a_plan_and_in_a_run(monkeyp
 
 def test_every_part_of_a_chips_memory_is_in_the_peak():
     plan = tiny()
-    learning = {"values", "gradients", "critic", "optimiser", "critic_opt"}
+    learning = {"values", "gradients", "critic", "optimiser"}
     assert set(plan.programs) == {"decode", "prefill", *learning}
     parts = sum(plan.memory.values())
     assert max(plan.memory.values()) < plan.peak < 1.5 * parts
     for name, program in plan.programs.items():
-        base = 0 if name in ("optimiser", "critic_opt") else plan.memory["weights"]
+        base = 0 if name == "optimiser" else plan.memory["weights"]
         adapters = 0 if name == "values" or "critic" in name else plan.memory["adapters"]
         assert program.arguments >= base + adapters, name
 
