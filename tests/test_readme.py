@@ -36,6 +36,7 @@ ROOMS = sorted({file.parent for file in _FILES})
 READMES = [ROOT / "README.md", ROOT / "scripts" / "README.md", *(r / "README.md" for r in ROOMS)]
 TEXT = "\n\n".join(file.read_text("utf-8") for file in READMES if file.is_file())
 MODULES = {
+    "alone": "learning.open_policy(",
     "brief": "def score(text, row)",
     "flows": "def two_drafts",
     "parity": "class Parity",
@@ -271,6 +272,15 @@ def test_the_functions_are_used_as_printed(here, one_device):
     assert len(names["rewards"]) in range(1, 6) and names["rewards"][-1] > names["rewards"][0]
     assert [names["plan"].name, names["answer"].name] == ["planner", "solver"]
     assert names["scores"]["arithmetic", "team"].tasks > 10
+
+
+@pytest.mark.slow
+def test_adapters_learn_without_a_team_as_printed(here, one_device, capsys):
+    runpy.run_path("alone.py")
+    printed = [line.split()[1:] for line in capsys.readouterr().out.splitlines()[:16]]
+    assert printed[0] == ["7.174", "7.174"]
+    assert [float(x) for x in printed[-1]] == pytest.approx([0.157, 0.514], abs=0.02)
+    assert Path("small.safetensors").exists()
 
 
 def test_the_algorithm_is_ppo_near_the_old_policy_and_stays_in_the_clip(here):
