@@ -13,7 +13,7 @@ from marft_jax.config import Config
 from marft_jax.errors import BadInput
 from marft_jax.evaluation.benchmarks import BENCHMARKS, plans
 from marft_jax.formats import jsonlines
-from marft_jax.run import answers, evaluating
+from marft_jax.run import answers, evaluating, opening
 from marft_jax.run.models import open_models
 from marft_jax.run.states import restore_state
 from marft_jax.team.team_files import load_team
@@ -237,7 +237,7 @@ def test_what_is_compared_is_alone_or_not_and_trained_or_not():
 
 @pytest.mark.slow
 def test_slots_are_for_the_tasks_not_for_the_episodes_of_training(tmp_path, monkeypatch):
-    opened, real = [], evaluating.open_sampler
+    opened, real = [], opening.open_sampler
 
     @contextlib.contextmanager
     def opens(*how):
@@ -245,7 +245,7 @@ def test_slots_are_for_the_tasks_not_for_the_episodes_of_training(tmp_path, monk
             opened.append(sampler.capabilities.at_once)
             yield sampler
 
-    monkeypatch.setattr(evaluating, "open_sampler", opens)
+    monkeypatch.setattr(opening, "open_sampler", opens)
     for limit, slots in ((6, 4), (3, 64)):
         flags = ["--limit", limit, "--rollout.slots", slots, "--out", tmp_path / str(limit)]
         assert run("--algo.episodes", 2, "--team.max_new_tokens", 4, *flags) == 0
