@@ -41,11 +41,11 @@ def loss_of(algo, *episodes, behaviour=None):
     algorithm = find_algorithm(algo.name)
     values = np.zeros(small.decisions_shape(batch), np.float32) if algo.has_critic else None
     known = None if values is None else {MAIN: values}
-    return estimate(algo, algorithm, 2, batch, known, None, *means).weights, batch.chain
+    return estimate(algo, algorithm, 2, batch, known, None, *means).inputs, batch.chain
 
 
 def mean_loss(loss, losses_J):
-    return (loss.weight[0] * losses_J).sum() / loss.count[0].sum()
+    return (loss["weights"][0] * losses_J).sum() / loss["counts"][0].sum()
 
 
 # Averages of the loss.
@@ -115,8 +115,8 @@ def test_the_entropy_bonus_acts_on_agents_below_the_target():
     )
     loss, chain = loss_of(algo, turns, behaviour=np.where(agent_BA == 0, -0.5, -2.0))
     expected = np.where(chain.agent_EJ == 0, 0.1, 0.0)
-    np.testing.assert_allclose(loss.entropy, expected)
-    np.testing.assert_array_equal(loss.weight, 1)
+    np.testing.assert_allclose(loss["entropy"], expected)
+    np.testing.assert_array_equal(loss["weights"], 1)
 
 
 def test_the_mean_of_the_loss_is_a_word_or_a_number():
