@@ -1,6 +1,6 @@
 """Settings that all runs share, with defaults that are the quickstart, and their bounds.
 
-Of the sections ``env`` and ``algo`` only the base classes are here: each environment and each
+Of the sections ``env`` and ``algo`` only what others read is here: each environment and each
 algorithm declares its own settings beside its code (``envs/``, ``learning/settings.py``). So may a
 sampler of a user's own.
 """
@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Container
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal, TypeVar
 
 import yaml
 from pydantic import AfterValidator, Field
@@ -44,6 +44,7 @@ Stops = Annotated[
     tuple[Annotated[str, Field(min_length=1, max_length=1000)], ...], Field(max_length=16)
 ]
 Axis = Annotated[int, Field(ge=-1, le=LARGEST)]
+_S = TypeVar("_S")
 _WITH_CRITIC = "algo.has_critic"
 _SAMPLED = "algo.name not imitation"
 CORRECTED = "rollout.lag or algo.correction decoupled or truncated and algo.correction not none"
@@ -193,7 +194,7 @@ class Update(Section):
         recorded: it learns from demonstrations, not from samples of the team.
         has_critic: its advantages read values.
         compares: its advantages are differences to other samples of the same task.
-        baseline: ``moving`` or ``role`` where returns are compared with a moving mean, a state.
+        ratio: what the log-prob of an action is divided by, as of ``appo``.
     """
 
     name: str = "appo"
@@ -228,25 +229,12 @@ class Update(Section):
     recorded: ClassVar[bool] = False
     has_critic: ClassVar[bool] = False
     compares: ClassVar[bool] = False
-    baseline: ClassVar[str | None] = None
+    ratio = "sum"
 
-    # Settings of some algorithms, and the values that stand for the lack of each in others
-    group_size, normalize, dynamic_sampling, max_refills = 1, "none", False, 0
-    credit, credit_discount, step_reward = "last", 1.0, None
-    reward_bias, reward_scale, reward_clip = 0.0, 1.0, None
-    overlong_buffer, overlong_penalty = 0, 1.0
-    correction, correction_cap, correction_floor, correction_of = "none", 1.0, 0.0, "token"
-    entropy_coef, entropy_target, max_kl = 0.0, None, None
-    kl_coef, kl_in, kl_estimator, kl_reference, kl_moves = 0.0, "reward", None, "base", 0
-    branches, branch_at, branch_continue, branch_budget = 0, "random", "end", "none"
-    teacher_coef, reward_coef = 0.0, 1.0
-    baseline_decay, ratio, loss_mean, mask_truncated = 0.9, "sum", "token", False
-    clip, clip_high, value_clip, huber_delta = 0.2, None, 0.2, 10.0
-
-    @property
-    def estimator(self) -> str:
-        """Estimator of the KL to the reference."""
-        return self.kl_estimator or ("k1" if self.kl_in == "reward" else "k3")
+    def part(self, kind: type[_S]) -> _S:
+        """These settings as those of a kind; where the algorithm lacks these, the kind's defaults,
+        which change nothing."""
+        return self if isinstance(self, kind) else kind()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -317,6 +305,37 @@ class Algo(Update):
     2206.15378)."""
     max_kl: NonNegative | None = None
     """Skips an agent in a minibatch where its approximate KL is above this; none: never."""
+
+    @property
+    def estimator(self) -> str:
+        """Estimator of the KL to the reference."""
+        return self.kl_estimator or ("k1" if self.kl_in == "reward" else "k3")
+
+
+@dataclasses.dataclass(frozen=True)
+class Branching:
+    """Settings of an algorithm that may compare a turn with its siblings."""
+
+    credit: Literal["last", "equal", "step_discount", "per_step", "siblings", "tree", "solo"] = (
+        "last"
+    )
+    """Which turn receives the reward. last, equal, step_discount, per_step: as of appo. siblings: a
+    turn receives its value minus the mean value of its siblings, which are further samples of the
+    same turn (C3, arXiv 2603.06859); a value is the mean return of what follows. tree: its step
+    reward minus theirs (AT-GRPO, arXiv 2510.11062). solo: the team's return minus what the turn's
+    agent earns alone on the task (CCPO, arXiv 2603.21563)."""
+    branches: Natural = 0
+    """Further samples of a turn, with credit siblings or tree; with credit solo, samples of each
+    agent alone on a task."""
+    branch_at: str = setting("random", needs="algo.credit siblings or tree")
+    """Turns that have branches. random: one of each episode. every: all. Or those of the agents
+    named, with commas between."""
+    branch_continue: Literal["end", "best", "random"] = setting("end", needs="algo.credit tree")
+    """How far samples of a turn are played. end: to the end of the episode. best, random: to the
+    end of their step, from where the sample with the best step reward, or a random one, goes on."""
+    branch_budget: Literal["none", "leaves", "tokens"] = setting("none", needs="algo.branches")
+    """Plays fewer tasks, so that a step has no more episodes (leaves) or sampled tokens (tokens)
+    than without branches."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -179,7 +179,7 @@ def test_every_setting_is_read_somewhere(repository):
     kinds = {field.name: [type(field.default)] for field in dataclasses.fields(Config)}
     kinds["env"] = [*map(envs.settings_type, envs.BUILT_IN), envs.Own]
     kinds["algo"] = [*SETTINGS.values()]
-    names = "config|c|s|settings|algo|env|self|learning"
+    names = r"config|c|s|settings|algo|env|self|learning|own|kl|how|clipped|moving|part\(.*?\)"
     unread = {
         f"{section}.{field.name}"
         for section, some in kinds.items()

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, get_args
 import jax
 import numpy as np
 
-from marft_jax.config import Algo, Update
+from marft_jax.config import Algo, Branching, Update
 from marft_jax.errors import BadInput
 from marft_jax.learning import losses
 from marft_jax.learning import settings as kinds
@@ -54,15 +54,15 @@ def _gae(config: kinds.WithCritic, chain: Chain, values_EJ: np.ndarray, _: Any) 
     return advantages_EJ, returns_EJ
 
 
-def _minus_baseline(config: Update, chain: Chain, _: Any, baseline_P: np.ndarray) -> Estimated:
+def _minus_baseline(config: Algo, chain: Chain, _: Any, baseline_P: np.ndarray) -> Estimated:
     """Returns-to-go minus a baseline: of further samples, a moving mean, or the same turns."""
     returns_EJ = returns_to_go(chain)
     rule = CREDITS[config.credit]
     if rule.advantage is not None:
-        one_of_all = config.branch_at == "random" and not rule.solo
+        one_of_all = config.part(Branching).branch_at == "random" and not rule.solo
         return rule.advantage(chain) * (inverse_chances(chain) if one_of_all else 1), returns_EJ
-    if config.baseline in ("moving", "role"):
-        labels_EJ = roles(chain, config.baseline)
+    if (baseline := config.part(kinds.Reinforce).baseline) != "group":
+        labels_EJ = roles(chain, baseline)
         return moving_advantage(returns_EJ, chain, labels_EJ, baseline_P), returns_EJ
     return place_advantage(returns_EJ, chain), returns_EJ
 
@@ -160,7 +160,8 @@ def normalized_advantages(
     is_out_EJ = np.isin(chain.agent_EJ, broken)
     chain = chain._replace(weight_EJ=np.where(is_out_EJ, 0, chain.weight_EJ))
     advantages_EJ = np.where(is_out_EJ | (chain.mask_EJ == 0), 0, advantages_EJ)
-    more = (algo.compares,) if algo.normalize in NORMALIZERS else ()
-    normal_EJ = find_normalizer(algo.normalize)(advantages_EJ, chain, *more)
-    normal_EJ = check_shape(advantages_EJ, normal_EJ, f"--algo.normalize {algo.normalize}")
+    name = algo.part(Algo).normalize
+    more = (algo.compares,) if name in NORMALIZERS else ()
+    normal_EJ = find_normalizer(name)(advantages_EJ, chain, *more)
+    normal_EJ = check_shape(advantages_EJ, normal_EJ, f"--algo.normalize {name}")
     return np.where(is_out_EJ & (chain.mask_EJ > 0), np.nan, normal_EJ), returns_EJ

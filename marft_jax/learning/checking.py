@@ -5,9 +5,10 @@ Nothing here imports JAX, so that errors come at once.
 
 from __future__ import annotations
 
-from marft_jax.config import Config
+from marft_jax.config import Algo, Branching, Config
 from marft_jax.errors import BadInput
 from marft_jax.learning.normalizers import find_normalizer
+from marft_jax.learning.settings import Distill
 from marft_jax.learning.step_rewards import find_step_reward
 from marft_jax.team.profiles import Profile
 from marft_jax.team.team_files import Blueprint, load_team
@@ -23,7 +24,7 @@ def check_training(config: Config) -> Blueprint:
     """
     blueprint = check_team(config)
     check_learns(config, blueprint)
-    find_normalizer(config.algo.normalize)
+    find_normalizer(config.algo.part(Algo).normalize)
     return blueprint
 
 
@@ -37,14 +38,14 @@ def check_team(config: Config) -> Blueprint:
 def check_learns(config: Config, blueprint: Blueprint) -> None:
     """Raises ``BadInput`` for a step reward that is not found, an agent whose samples teach
     nothing, and a length penalty of every action."""
-    at, names = config.algo.branch_at, [profile.name for profile in blueprint.agents]
+    own, names = config.algo.part(Algo), [profile.name for profile in blueprint.agents]
+    at, learns_from_them = config.algo.part(Branching).branch_at, isinstance(config.algo, Distill)
     if at not in ("random", "every") and not set(at.split(",")) <= set(names):
         raise BadInput(
             f"--algo.branch_at: expected random, every, or agents among {', '.join(names)}, got "
             f"{at!r:.60}"
         )
-    has_teachers, learns_from_them = any(blueprint.teachers), config.algo.teacher_coef > 0
-    if has_teachers != learns_from_them and not config.algo.recorded:
+    if any(blueprint.teachers) != learns_from_them and not config.algo.recorded:
         got = "no agent that learns with one" if learns_from_them else config.algo.name
         raise BadInput(
             f"teacher: expected `teacher:` in the team file together with --algo.name distill, got "
@@ -52,15 +53,15 @@ def check_learns(config: Config, blueprint: Blueprint) -> None:
         )
     for profile in blueprint.agents:
         if profile.learns and not config.algo.recorded:
-            _check_samples(config, profile)
-    for name in (config.algo.step_reward, *(profile.reward for profile in blueprint.agents)):
+            _check_samples(config, profile, own.overlong_buffer)
+    for name in (own.step_reward, *(profile.reward for profile in blueprint.agents)):
         if name is not None:
             find_step_reward(name)
 
 
-def _check_samples(config: Config, profile: Profile) -> None:
+def _check_samples(config: Config, profile: Profile, penalised: int) -> None:
     """Raises ``BadInput`` for an agent that learns from samples which teach nothing."""
-    sampling, penalised = profile.sampling(config.team), config.algo.overlong_buffer
+    sampling = profile.sampling(config.team)
     if penalised > sampling.max_new_tokens:
         raise BadInput(
             f"--algo.overlong_buffer: expected at most {sampling.max_new_tokens}, the token limit "

@@ -3,7 +3,7 @@
 For step t of an episode with the team's reward R, shaped to R' = clip((R + bias)·scale, ±clip), a
 rule pays each of the N turns k = 0 … N−1 of the step
 
-    its share of R':            last, equal, siblings, solo: 1 of turn N−1; step_discount: d^(N−1−k)
+    d^(N−1−k) of R':             step_discount; last, equal, siblings, solo: d = 0, turn N−1 has all
     its own step reward, shaped: per_step, tree
 
 Rewards for single agents are added to the agent's last turn of the step; the length penalty, and
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from marft_jax.config import Update
+from marft_jax.config import Algo
 from marft_jax.errors import BadInput
 from marft_jax.learning.advantages import place_advantage, returns_to_go
 from marft_jax.learning.chain import Chain, chain_of_turns
@@ -32,55 +32,36 @@ if TYPE_CHECKING:
     from marft_jax.team.prompts import Team
 
 
-Shares = Callable[[int, Update], list[float]]
-"""(turns of a step, settings) to each turn's share of the step's reward."""
-
-
 class CreditRule(NamedTuple):
     """An entry of the table of credits.
 
     Attributes:
-        shares: None where each turn earns its own step reward.
+        by_step: each turn earns its own step reward, and not a share of the step's reward.
+        discounted: shares fall by ``algo.credit_discount``; otherwise the last turn has all.
         advantage: compares turns with further samples, in place of the algorithm's baseline; None
             where the rule needs no further samples.
         solo: the further samples are of each agent alone on the task, and not of single turns.
-        is_common: every agent is logged with the whole reward of the team.
     """
 
-    shares: Shares | None
+    by_step: bool = False
+    discounted: bool = False
     advantage: Callable[[Chain], np.ndarray] | None = None
     solo: bool = False
-    is_common: bool = False
-
-    @property
-    def by_step(self) -> bool:
-        """True where each turn earns its own step reward."""
-        return self.shares is None
-
-
-def _last_turn(turns: int, algo: Update) -> list[float]:
-    """All for the last turn."""
-    return [0.0] * (turns - 1) + [1.0]
-
-
-def _discounted(turns: int, algo: Update) -> list[float]:
-    """d^(N−1−k), d = ``algo.credit_discount``."""
-    return [algo.credit_discount**behind for behind in reversed(range(turns))]
 
 
 CREDITS = {
-    "last": CreditRule(_last_turn),
-    "equal": CreditRule(_last_turn, is_common=True),
-    "step_discount": CreditRule(_discounted),
-    "per_step": CreditRule(None),
-    "siblings": CreditRule(_last_turn, sibling_advantage),
-    "tree": CreditRule(None, step_sibling_advantage),
-    "solo": CreditRule(_last_turn, solo_advantage, solo=True),
+    **dict.fromkeys(("last", "equal"), CreditRule()),
+    "step_discount": CreditRule(discounted=True),
+    "per_step": CreditRule(by_step=True),
+    "siblings": CreditRule(advantage=sibling_advantage),
+    "tree": CreditRule(by_step=True, advantage=step_sibling_advantage),
+    "solo": CreditRule(advantage=solo_advantage, solo=True),
 }
-"""Value of ``algo.credit`` to its rule."""
+"""Value of ``algo.credit`` to its rule. ``equal`` is ``last``; only ``agent_reward`` tells them
+apart."""
 
 
-def make_credit(algo: Update, team: Team) -> Credit:
+def make_credit(algo: Algo, team: Team) -> Credit:
     """Makes the credit that the settings ask for.
 
     Raises:
@@ -88,36 +69,34 @@ def make_credit(algo: Update, team: Team) -> Credit:
     """
     rule = CREDITS[algo.credit]
     functions = _step_rewards(algo, team) if rule.by_step else ()
+    discount = algo.credit_discount if rule.discounted else 0.0
 
-    def earn(episode: Episode, shares: Shares | None) -> np.ndarray:
+    def earn(episode: Episode, by_step: bool) -> np.ndarray:
         rewards_K = np.zeros(len(episode.turns), np.float32)
         for step, result in enumerate(episode.results):
             so_far = [k for k, turn in enumerate(episode.turns) if turn.step <= step]
             if not so_far or episode.turns[so_far[-1]].step < step:
                 continue
             for turns in _of_players(episode, step, so_far):
-                if shares is None:
-                    for k in turns:
-                        turn = episode.turns[k]
+                for number, k in enumerate(turns, start=1):
+                    turn, share = episode.turns[k], discount ** (len(turns) - number)
+                    if by_step:
                         score = _score(functions[turn.agent], turn, result.reward, episode)
                         rewards_K[k] += shape_reward(score, algo)
-                else:
-                    for k, share in zip(turns, shares(len(turns), algo), strict=True):
-                        if share:  # 0 * infinity would be NaN
-                            rewards_K[k] += share * shape_reward(result.reward, algo)
+                    elif share:  # 0 * infinity would be NaN
+                        rewards_K[k] += share * shape_reward(result.reward, algo)
             for k, reward in _own_rewards(episode, step, so_far):
                 rewards_K[k] += shape_reward(reward, algo, bias=0.0)
         return rewards_K
 
     def pay(episode: Episode) -> np.ndarray:
-        rewards_K = earn(episode, rule.shares)
+        rewards_K = earn(episode, rule.by_step)
         if algo.overlong_buffer:
             rewards_K -= [_length_penalty(turn, algo) for turn in episode.turns]
         rewards_K -= [_tool_cost(turn) for turn in episode.turns]
         return rewards_K
 
-    of_task = functools.partial(earn, shares=rule.shares or _last_turn)
-    return Credit(pay, rule.by_step, rule.solo, of_task)
+    return Credit(pay, rule.by_step, rule.solo, functools.partial(earn, by_step=False))
 
 
 def groups_with_signal(episodes: Sequence[Episode], rewards: Sequence[np.ndarray]) -> set[int]:
@@ -133,7 +112,7 @@ def groups_with_signal(episodes: Sequence[Episode], rewards: Sequence[np.ndarray
     return {episodes[e].group for e in chain.origin.episode_E[differ_E]}
 
 
-def shape_reward(reward: float, algo: Update, bias: float | None = None) -> float:
+def shape_reward(reward: float, algo: Algo, bias: float | None = None) -> float:
     """clip((reward + bias) · scale, ±clip), in float32: 0.1 + 0.2 and 0.3 earn the same."""
     bias = algo.reward_bias if bias is None else bias
     value = float((np.float32(reward) + np.float32(bias)) * np.float32(algo.reward_scale))
@@ -142,14 +121,12 @@ def shape_reward(reward: float, algo: Update, bias: float | None = None) -> floa
 
 
 def agent_reward(episode: Episode, rewards_K: np.ndarray, agent: int, credit: str) -> float | None:
-    """Sums an agent's rewards for the log; None where the agent did not act.
-
-    With credit ``equal`` every agent of a team is logged with the team's reward.
-    """
+    """Sums an agent's rewards for the log, with credit ``equal`` those of its team; None where the
+    agent did not act."""
     acted = [k for k, turn in enumerate(episode.turns) if turn.agent == agent]
     if not acted:
         return None
-    if CREDITS[credit].is_common and not episode.turns[0].player:
+    if credit == "equal" and not episode.turns[0].player:
         return episode.reward
     return float(rewards_K[acted].sum())
 
@@ -181,7 +158,7 @@ def _tool_cost(turn: Turn) -> float:
     return sum(call.cost for call in turn.calls)
 
 
-def _length_penalty(turn: Turn, algo: Update) -> float:
+def _length_penalty(turn: Turn, algo: Algo) -> float:
     """Penalty of an action that fills part of the last tokens before the limit it was sampled with.
 
     Source: soft overlong punishment, DAPO (Yu et al. 2025), equation 13.
@@ -192,7 +169,7 @@ def _length_penalty(turn: Turn, algo: Update) -> float:
     return algo.overlong_penalty * min(max(filled, 0.0), 1.0)
 
 
-def _step_rewards(algo: Update, team: Team) -> list[StepReward]:
+def _step_rewards(algo: Algo, team: Team) -> list[StepReward]:
     """Finds the step reward of each agent."""
     functions = []
     for profile in team.profiles:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
-from marft_jax.config import Update
+from marft_jax.config import Algo, Branching, Update
 from marft_jax.learning import losses
 from marft_jax.learning.advantages import returns_to_go
 from marft_jax.learning.algorithms import Algorithm, normalized_advantages
@@ -22,6 +22,7 @@ from marft_jax.learning.chain import Chain
 from marft_jax.learning.moving import label_means, roles
 from marft_jax.learning.normalizers import earns_differ
 from marft_jax.learning.rows import Rows, means_by_agent, sums_by_turn
+from marft_jax.learning.settings import Clipped, Distill, Reinforce, TokenLevel
 from marft_jax.learning.state import EMA
 
 _SCALE_DECAY = 0.9  # share of the values' scale that stays in each step
@@ -68,15 +69,15 @@ def estimate(
         baseline, values_scale: the moving averages so far, on the host.
         taught_EJ: advantages from teachers (``teaching.py``), added to those of the rewards.
     """
-    chain, report = batch.chain, dict[str, np.ndarray | float]()
+    chain, report, own = batch.chain, dict[str, np.ndarray | float](), algo.part(Algo)
     if reference is not None:
         kls = {
-            base: _reference_kl(batch.rows[base].actions.behaviour_BA, own, batch.rows[base], algo)
-            for base, own in reference.items()
+            base: _reference_kl(batch.rows[base].actions.behaviour_BA, known, batch.rows[base], own)
+            for base, known in reference.items()
         }
         report["ref_kl"] = means_by_agent(kls, batch.rows, agents)
-        if algo.kl_in == "reward":
-            chain = _charge_kl(algo, algorithm, batch, kls)
+        if own.kl_in == "reward":
+            chain = _charge_kl(own.kl_coef, algorithm, batch, kls)
     values_EJ = None
     if values is not None:
         returns_EJ = np.abs(returns_to_go(chain))
@@ -88,17 +89,17 @@ def estimate(
         advantages_EJ, returns_EJ = normalized_advantages(
             algo, algorithm, chain, known_EJ, baseline.mean
         )
-    if taught_EJ is not None:
+    if taught_EJ is not None and isinstance(algo, Distill):
         advantages_EJ = algo.reward_coef * advantages_EJ + algo.teacher_coef * taught_EJ
         tokens = chain._replace(weight_EJ=chain.mask_EJ)
         report["teacher_kl"] = label_means(-taught_EJ, tokens, chain.agent_EJ, agents)[0]
-    if algo.branches:
+    if algo.part(Branching).branches:
         for name, x_EJ in (("advantage", abs(advantages_EJ)), ("compared", advantages_EJ != 0)):
             report[name] = label_means(x_EJ, chain, chain.agent_EJ, agents)[0]
-    if algo.baseline in ("moving", "role"):
-        labels_EJ = roles(chain, algo.baseline)
+    if (moving := algo.part(Reinforce)).baseline != "group":
+        labels_EJ = roles(chain, moving.baseline)
         means = label_means(returns_EJ, chain, labels_EJ, len(baseline.mean))
-        baseline = baseline.update(*means, algo.baseline_decay)
+        baseline = baseline.update(*means, moving.baseline_decay)
     if values_EJ is not None:
         explained = _explained(values_EJ, returns_EJ, chain.mask_EJ)
         report["critic/explained_variance"] = explained if earns_differ(chain) else math.nan
@@ -114,7 +115,7 @@ def estimate(
 
 
 def _reference_kl(
-    logprobs_UBA: np.ndarray, reference_UBA: np.ndarray, rows: Rows[np.ndarray], algo: Update
+    logprobs_UBA: np.ndarray, reference_UBA: np.ndarray, rows: Rows[np.ndarray], algo: Algo
 ) -> np.ndarray:
     """KL to the reference at each action token; 0 for padding."""
     x, reference = jnp.asarray(logprobs_UBA), jnp.asarray(reference_UBA)
@@ -122,12 +123,12 @@ def _reference_kl(
 
 
 def _charge_kl(
-    algo: Update, algorithm: Algorithm, batch: Batch, kls: Mapping[str, np.ndarray]
+    coef: float, algorithm: Algorithm, batch: Batch, kls: Mapping[str, np.ndarray]
 ) -> Chain:
-    """Subtracts ``kl_coef``·KL from the reward of each decision."""
+    """Subtracts ``coef``·KL from the reward of each decision."""
     if algorithm.level == "action":
         kls = {base: sums_by_turn(kl_UBA, batch.rows[base]) for base, kl_UBA in kls.items()}
-    kl_EJ = algo.kl_coef * batch.gather(kls)
+    kl_EJ = coef * batch.gather(kls)
     return batch.chain._replace(rewards_EJ=batch.chain.rewards_EJ - kl_EJ, kl_EJ=kl_EJ)
 
 
@@ -142,21 +143,21 @@ def _loss_weights(algo: Update, batch: Batch, agents: int) -> dict[str, np.ndarr
     is below it (as in Skywork-OR1, arXiv 2505.22312, with a constant coefficient). The entropy is
     estimated as the mean of −log π over the sampled tokens.
     """
-    chain = batch.chain
+    chain, clipped, mean = batch.chain, algo.part(Clipped), algo.part(TokenLevel).loss_mean
     one_EJ = chain.mask_EJ
-    if algo.mask_truncated:
+    if clipped.mask_truncated:
         one_EJ = np.where(chain.turn.truncated_EJ > 0, 0.0, 1.0)
     weight_EJ = count_EJ = one_EJ
-    if algo.loss_mean != "token":
+    if mean != "token":
         count_EJ = one_EJ * chain.weight_EJ
-        weight_EJ = count_EJ if algo.loss_mean == "sequence" else one_EJ / algo.loss_mean
+        weight_EJ = count_EJ if mean == "sequence" else one_EJ / mean
     found = {"weights": weight_EJ, "counts": count_EJ}
-    if algo.entropy_coef:
-        coef_P = np.full(agents, algo.entropy_coef)
-        if algo.entropy_target is not None:
+    if coef := algo.part(Algo).entropy_coef:
+        coef_P = np.full(agents, coef)
+        if clipped.entropy_target is not None:
             surprises = {base: -rows.actions.behaviour_BA for base, rows in batch.rows.items()}
             entropy_P = means_by_agent(surprises, batch.rows, agents)
-            coef_P = np.where(entropy_P < algo.entropy_target, coef_P, 0)
+            coef_P = np.where(entropy_P < clipped.entropy_target, coef_P, 0)
         found["entropy"] = coef_P[chain.agent_EJ]
     return found
 

@@ -20,6 +20,7 @@ from marft_jax.learning.objective import (
     objective_of_units,
 )
 from marft_jax.learning.rows import Rows
+from marft_jax.learning.settings import WithCritic
 from marft_jax.learning.values import CriticSpec, values
 from marft_jax.models import lora
 from marft_jax.models.decoder import Base
@@ -181,12 +182,12 @@ def value_gradients(
     valued: Valued,
 ) -> CriticSums:
     """Computes the sums of one microbatch of the critic's error."""
-    algo, level = spec.settings.algo, spec.algorithm.level
+    own, level = spec.settings.algo.part(WithCritic), spec.algorithm.level
     mask_BX, agent_BX, _ = logprobs.decision_labels(r, level)
 
     def loss(values_BX: jax.Array) -> tuple[jax.Array, None]:
         error_BX = losses.value_loss(
-            values_BX, valued.values_BX, valued.returns_BX, algo.value_clip, algo.huber_delta
+            values_BX, valued.values_BX, valued.returns_BX, own.value_clip, own.huber_delta
         )
         return jnp.sum(error_BX * mask_BX), None
 

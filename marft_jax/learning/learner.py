@@ -17,6 +17,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from marft_jax import random_keys
+from marft_jax.config import Algo
 from marft_jax.learning import batch as batch_lib
 from marft_jax.learning.algorithms import Algorithm
 from marft_jax.learning.estimates import Estimates, estimate
@@ -133,7 +134,7 @@ class Learner:
             stepped.append(numbers)
         report = self._run.report(stepped)
         state = state._replace(step=state.step + 1, past=past)
-        if (every := self._settings.algo.kl_moves) and (step + 1) % every == 0:
+        if (every := self._settings.algo.part(Algo).kl_moves) and (step + 1) % every == 0:
             state = state.refer_to_present()
         return state, estimates, estimates.report | report
 
@@ -291,7 +292,7 @@ class Learner:
                 decay=algo.weight_decay,
                 clip=clip,
                 moves=moves_N,
-                max_kl=algo.max_kl,
+                max_kl=algo.part(Algo).max_kl,
             )
             for base, moves_N in self.trainable(step).items()
         }

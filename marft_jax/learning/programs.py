@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
@@ -13,13 +12,14 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from marft_jax import random_keys
+from marft_jax.config import Algo
 from marft_jax.learning import critic as critic_lib
 from marft_jax.learning import gradients, optimiser, reported
 from marft_jax.learning.algorithms import Algorithm
 from marft_jax.learning.logprobs import Graph
 from marft_jax.learning.moving import ROLES
 from marft_jax.learning.objective import Objective
-from marft_jax.learning.settings import LearnerSettings
+from marft_jax.learning.settings import Clipped, LearnerSettings, Reinforce, TokenLevel
 from marft_jax.learning.state import EMA, PolicyState, TrainState, Version
 from marft_jax.learning.values import CriticSpec, forward, score
 from marft_jax.models import lora
@@ -147,9 +147,8 @@ def programs(
 def objective_of(settings: LearnerSettings, algorithm: Algorithm) -> Objective:
     """What a team's algorithm minimises."""
     algo = settings.algo
-    clips = "clip" in {field.name for field in dataclasses.fields(algo)}
-    corrects = settings.correction != "none"
-    has_kl = algo.kl_in == "loss" and settings.reference != "none"
+    own, how = algo.part(Algo), settings.correction
+    has_kl = own.kl_in == "loss" and settings.reference != "none"
 
     def loss(logprobs: jax.Array, inputs: Mapping[str, jax.Array]) -> jax.Array:
         return algorithm.policy_loss(algo, logprobs, inputs["old"], inputs["advantages"])
@@ -157,12 +156,10 @@ def objective_of(settings: LearnerSettings, algorithm: Algorithm) -> Objective:
     return Objective(
         algorithm.level,
         loss,
-        clip=(algo.clip, algo.clip_high) if clips else None,
-        correction=(settings.correction, algo.correction_cap, algo.correction_floor)
-        if corrects
-        else None,
-        corrects_turns=algo.correction_of == "sequence",
-        kl=(algo.kl_coef, algo.estimator) if has_kl else None,
+        clip=(algo.clip, algo.clip_high) if isinstance(algo, Clipped) else None,
+        correction=None if how == "none" else (how, own.correction_cap, own.correction_floor),
+        corrects_turns=algo.part(TokenLevel).correction_of == "sequence",
+        kl=(own.kl_coef, own.estimator) if has_kl else None,
     )
 
 
@@ -198,7 +195,7 @@ def fresh(
         policies[base] = PolicyState(stacked, opt, reference)
         critics[base] = critic = critic_lib.init(critic_key, settings, decoder_config, agents)
         critic_opts[base] = critic_lib.Critic(*map(optimiser.init, critic))
-    means = agents * ROLES if settings.algo.baseline == "role" else agents
+    means = agents * ROLES if settings.algo.part(Reinforce).baseline == "role" else agents
     none, progress = jnp.zeros(means), jnp.zeros(2)
     state = TrainState(
         step=jnp.int32(0),

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, NamedTuple
 
 from pydantic import Field
 
-from marft_jax.config import CORRECTED, Algo, Config, Critic, Lora, Update
+from marft_jax.config import CORRECTED, Algo, Branching, Config, Critic, Lora, Update
 from marft_jax.errors import BadInput
 from marft_jax.learning.credit import CREDITS
 from marft_jax.plugins import load_plugin, settings_of
@@ -96,45 +96,13 @@ class Tppo(TokenLevel, WithCritic):
 
 
 @dataclasses.dataclass(frozen=True)
-class Branching:
-    """Settings of an algorithm that may compare a turn with its siblings."""
-
-    credit: Literal["last", "equal", "step_discount", "per_step", "siblings", "tree", "solo"] = (
-        "last"
-    )
-    """Which turn receives the reward. last, equal, step_discount, per_step: as of appo. siblings: a
-    turn receives its value minus the mean value of its siblings, which are further samples of the
-    same turn (C3, arXiv 2603.06859); a value is the mean return of what follows. tree: its step
-    reward minus theirs (AT-GRPO, arXiv 2510.11062). solo: the team's return minus what the turn's
-    agent earns alone on the task (CCPO, arXiv 2603.21563)."""
-    branches: Natural = 0
-    """Further samples of a turn, with credit siblings or tree; with credit solo, samples of each
-    agent alone on a task."""
-    branch_at: str = setting("random", needs="algo.credit siblings or tree")
-    """Turns that have branches. random: one of each episode. every: all. Or those of the agents
-    named, with commas between."""
-    branch_continue: Literal["end", "best", "random"] = setting("end", needs="algo.credit tree")
-    """How far samples of a turn are played. end: to the end of the episode. best, random: to the
-    end of their step, from where the sample with the best step reward, or a random one, goes on."""
-    branch_budget: Literal["none", "leaves", "tokens"] = setting("none", needs="algo.branches")
-    """Plays fewer tasks, so that a step has no more episodes (leaves) or sampled tokens (tokens)
-    than without branches."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Comparing(Branching, Clipped):
-    """An algorithm that compares samples of a task."""
-
-    compares: ClassVar[bool] = True
-    group_size: Count = 8
-    normalize: str = "group"
-
-
-@dataclasses.dataclass(frozen=True)
-class Grpo(TokenLevel, Comparing):
+class Grpo(TokenLevel, Branching, Clipped):
     """Samples of a task are compared; a ratio for each token (Shao et al. 2024)."""
 
+    compares: ClassVar[bool] = True
     name: str = "grpo"
+    group_size: Count = 8
+    normalize: str = "group"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -150,12 +118,15 @@ class Cispo(Grpo):
 
 
 @dataclasses.dataclass(frozen=True)
-class Gspo(Comparing):
+class Gspo(Branching, Clipped):
     """``grpo`` with one ratio for an action, the geometric mean of its tokens' (Zheng et al.
     2025, arXiv 2507.18071; section 5.1 has the clip, which suits ratios so near 1)."""
 
+    compares: ClassVar[bool] = True
     ratio: ClassVar[str] = "token"
     name: str = "gspo"
+    group_size: Count = 8
+    normalize: str = "group"
     clip: NonNegative = 3e-4
     clip_high: NonNegative | None = 4e-4
 
@@ -255,19 +226,15 @@ class LearnerSettings(NamedTuple):
     steps: int
 
     @property
-    def critic_mode(self) -> str:
-        """``shared``, ``heads``, ``lora`` or ``none``."""
-        return "none" if self.critic is None else self.critic.mode
-
-    @property
     def reference(self) -> str:
         """``base`` or ``start``, to which a KL is taken, or ``none``."""
-        return self.algo.kl_reference if self.algo.kl_coef > 0 else "none"
+        kl = self.algo.part(Algo)
+        return kl.kl_reference if kl.kl_coef > 0 else "none"
 
     @property
     def has_frozen_critic(self) -> bool:
         """True where the critic reads the base without adapters."""
-        return self.critic_mode in ("shared", "heads")
+        return self.critic is not None and self.critic.mode != "lora"
 
 
 def resolve(
@@ -282,7 +249,7 @@ def resolve(
         rates: learning rates of bases that have their own.
     """
     algo, lag = config.algo, config.rollout.lag
-    correction, lr = algo.correction, dict[str, float]()
+    correction, lr = algo.part(Algo).correction, dict[str, float]()
     for base, (source, model) in models.items():
         rate = rates.get(base) or algo.lr
         if rate == "auto":
@@ -298,9 +265,8 @@ def resolve(
 
 def resolved(config: Config, learner: LearnerSettings) -> Config:
     """Writes into the config what a base decided, as a run directory keeps it."""
-    known = ({"lr": learner.lr[MAIN]} if MAIN in learner.lr else {}) | (
-        {} if isinstance(config.algo, Imitation) else {"correction": learner.correction}
-    )
+    known = {"lr": learner.lr[MAIN]} if MAIN in learner.lr else {}
+    known |= {"correction": learner.correction} if isinstance(config.algo, Algo) else {}
     return dataclasses.replace(config, algo=dataclasses.replace(config.algo, **known))
 
 
@@ -327,39 +293,38 @@ def validate(algo: Update, critic: Critic) -> None:
     Raises:
         BadInput: the first that is not.
     """
-    name, size = algo.name, algo.group_size
-    normalize = algo.normalize if algo.reward_coef else "none"
-    further = CREDITS[algo.credit].advantage is not None
+    name, own, branching = algo.name, algo.part(Algo), algo.part(Branching)
+    branches, goes_on = branching.branches, branching.branch_continue
+    credit, size = own.credit, own.group_size
+    is_paid = not isinstance(algo, Distill) or algo.reward_coef
+    normalize = own.normalize if is_paid else "none"
+    further = CREDITS[credit].advantage is not None
     compares = {
         f"--algo.name {name}": algo.compares,
         f"--algo.normalize {normalize}": normalize.startswith("group"),
-        "--algo.dynamic_sampling": algo.dynamic_sampling,
+        "--algo.dynamic_sampling": own.dynamic_sampling,
     }
     comparing = next((setting for setting, is_on in compares.items() if is_on), "")
     faults = {
         f"--critic.mode: {name} needs a critic, got none; use shared, heads or lora": (
             algo.has_critic and critic.mode == "none"
         ),
-        f"--algo.branches: credit {algo.credit} compares with further samples, expected at least "
-        "1, got 0; set it to 3, say": further and not algo.branches,
-        f"--algo.branches: credit {algo.credit} compares with no further samples, expected 0, got "
-        f"{algo.branches}; leave it out, or use siblings, tree or solo": (
-            algo.branches and not further
-        ),
+        f"--algo.branches: credit {credit} compares with further samples, expected at least "
+        "1, got 0; set it to 3, say": further and not branches,
+        f"--algo.branches: credit {credit} compares with no further samples, expected 0, got "
+        f"{branches}; leave it out, or use siblings, tree or solo": branches and not further,
         "--algo.branch_continue: credit siblings compares what follows to the end, expected end, "
-        f"got {algo.branch_continue}": (
-            algo.credit == "siblings" and algo.branch_continue != "end"
-        ),
-        f"--algo.credit {algo.credit}: further samples are the baseline; leave "
+        f"got {goes_on}": branching.credit == "siblings" and goes_on != "end",
+        f"--algo.credit {credit}: further samples are the baseline; leave "
         "--algo.dynamic_sampling and --algo.baseline out": (
-            further and (algo.dynamic_sampling or algo.baseline in ("moving", "role"))
+            further and (own.dynamic_sampling or algo.part(Reinforce).baseline != "group")
         ),
         "--algo.branch_at: with --algo.branch_continue best the number of turns is not known "
         "beforehand; expected every, or agents, got random": (
-            algo.credit == "tree" and algo.branch_continue == "best" and algo.branch_at == "random"
+            (branching.credit, goes_on, branching.branch_at) == ("tree", "best", "random")
         ),
         f"--algo.group_size: {comparing} compares samples of one task, expected at "
-        f"least 2, got {size}; set it to 8, say": (comparing and size < 2 and not algo.branches),
+        f"least 2, got {size}; set it to 8, say": comparing and size < 2 and not branches,
         f"--algo.episodes: --algo.normalize {normalize} compares what episodes earn, expected "
         "at least 2, got 1, with which no adapter ever moves; set it to 8, say": (
             algo.episodes == 1 and normalize in ("batch", "agent") and not algo.compares
@@ -368,7 +333,7 @@ def validate(algo: Update, critic: Critic) -> None:
             algo.episodes % size
         ),
         "--algo.kl_estimator: k1 has no gradient in the loss; expected k2 or k3, got k1": (
-            algo.kl_coef and algo.kl_in == "loss" and algo.estimator == "k1"
+            own.kl_coef and own.kl_in == "loss" and own.estimator == "k1"
         ),
     }
     for fault, is_there in faults.items():

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 
 from marft_jax import random_keys
-from marft_jax.config import Config
+from marft_jax.config import Algo, Branching, Config
 from marft_jax.errors import EpisodesFailed
 from marft_jax.types import Branch, Credit, Episode, FailedEpisode, Played, Player, Sample
 
@@ -30,8 +30,8 @@ def play_samples(
         samples: samples of the step, those of a group in a row.
         step: number of the attempt at the step.
     """
-    algo = config.algo
-    kind = _plain if algo.branch_continue != "best" else _best
+    size, how = config.algo.part(Algo).group_size, config.algo.part(Branching)
+    kind = _plain if how.branch_continue != "best" else _best
     kind = _solo if credit.solo else kind
 
     def play(some: Sequence[Sample]) -> Played:
@@ -45,11 +45,9 @@ def play_samples(
     end, episodes = 0, list[Episode]()
     while end < len(samples):
         start, end = end, len(samples)
-        if algo.branches and algo.branch_budget != "none":
-            room = algo.group_size
-            if episodes:
-                room = _room(episodes, len(samples), algo.branch_budget)
-            end = min(start + room - room % algo.group_size, end)
+        if how.branches and how.branch_budget != "none":
+            room = _room(episodes, len(samples), how.branch_budget) if episodes else size
+            end = min(start + room - room % size, end)
         if start == end:
             break
         for part in kind(play, credit, samples[start:end], config, step):
@@ -79,9 +77,10 @@ def _plain(
     """
     trunks = play(samples)
     yield trunks
-    stops = config.algo.branch_continue == "random"
+    how = config.algo.part(Branching)
+    count, stops = how.branches, how.branch_continue == "random"
     chosen = [(e, turn) for e in trunks.episodes for turn in branched_turns(e, config, step)]
-    yield play([b for e, turn in chosen for b in _branches(e, turn, config, stops)])
+    yield play([b for e, turn in chosen for b in _branches(e, turn, count, stops)])
 
 
 def _best(
@@ -96,6 +95,7 @@ def _best(
     """
     trunks = {sample[:3]: Episode(*sample[:3], "", (), ()) for sample in samples}
     parts, over, lost = list[Played](), list[Episode](), list[Episode]()
+    count = config.algo.part(Branching).branches
     for turn in itertools.count():
         stopped = [
             e for e in trunks.values() if len(e.turns) == turn and not (turn and e.results[-1].done)
@@ -110,7 +110,7 @@ def _best(
         if not trunks:
             break
         chosen = [e for e in trunks.values() if turn in branched_turns(e, config, step)]
-        parts.append(play([b for e in chosen for b in _branches(e, turn, config, True)]))
+        parts.append(play([b for e in chosen for b in _branches(e, turn, count, True)]))
         for place, trunk in trunks.items():
             drawn = [trunk, *(e for e in parts[-1].episodes if e[:3] == place)]
             scores = [float(credit(e)[turn]) for e in drawn]
@@ -148,7 +148,7 @@ def _solo(
 ) -> Iterator[Played]:
     """Plays samples, and ``algo.branches`` samples of each agent alone on each task. Each episode
     gets the mean reward that its agents earn alone (``Episode.alone``)."""
-    team, size = play(samples), config.algo.group_size
+    team, size = play(samples), config.algo.part(Algo).group_size
     acted: dict[tuple[int, int], set[int]] = {}
     for e in team.episodes:
         acted.setdefault(e[:2], set()).update(turn.agent for turn in e.turns)
@@ -157,7 +157,7 @@ def _solo(
         Sample(*task, size + number * most + agent, alone=agent)
         for task, agents in acted.items()
         for agent in sorted(agents)
-        for number in range(config.algo.branches)
+        for number in range(config.algo.part(Branching).branches)
     ])  # fmt: skip
     earned: dict[tuple[int, int], dict[int, list[float]]] = {}
     for e in alone.episodes:
@@ -168,21 +168,20 @@ def _solo(
     yield alone
 
 
-def _branches(trunk: Episode, turn: int, config: Config, stops: bool) -> list[Sample]:
-    numbers = range(1, config.algo.branches + 1)
-    return [Sample(*trunk[:3], Branch(trunk, turn, number, stops)) for number in numbers]
+def _branches(trunk: Episode, turn: int, count: int, stops: bool) -> list[Sample]:
+    return [Sample(*trunk[:3], Branch(trunk, turn, n, stops)) for n in range(1, count + 1)]
 
 
 def branched_turns(episode: Episode, config: Config, step: int) -> list[int]:
     """Chooses the turns of an episode that get branches; a function of seed, step and episode."""
-    at = config.algo.branch_at
-    if not config.algo.branches:
+    how = config.algo.part(Branching)
+    if not how.branches:
         return []
-    if at == "random":
+    if how.branch_at == "random":
         draw = (step, episode.index, episode.member)
         rng = random_keys.generator(config.run.seed, random_keys.Stream.BRANCHES, *draw)
         return [int(rng.integers(len(episode.turns)))]
-    return turns_at(at, [turn.name for turn in episode.turns])
+    return turns_at(how.branch_at, [turn.name for turn in episode.turns])
 
 
 def turns_at(at: str, names: Sequence[str]) -> list[int]:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from marft_jax import random_keys
-from marft_jax.config import Config
+from marft_jax.config import Algo, Config
 from marft_jax.rollout.branches import learnable, play_samples
 from marft_jax.rollout.tools_down import Called, calls_of, find_lost
 from marft_jax.types import Credit, Episode, Player, Sample
@@ -65,13 +65,13 @@ def collect(
     """
     everything = list[tuple[Episode, np.ndarray]]()
     usable = everything
-    size = config.algo.group_size
-    waited_s, failed, wanted = 0.0, 0, config.algo.episodes // size
+    algo = config.algo.part(Algo)
+    waited_s, failed, wanted = 0.0, 0, algo.episodes // algo.group_size
     kept, groups = set[int](), list[int]()
     played, rewards = list[Episode](), list[np.ndarray]()
-    for refill in range(_draws(config)):
+    for refill in range(_draws(algo)):
         missing = wanted - len(kept)
-        samples = samples_of(config, step, refill)[: missing * size]
+        samples = samples_of(config, step, refill)[: missing * algo.group_size]
         for part in play_samples(rollout, credit, samples, config, step):
             everything += [(episode, _earned(credit, episode)) for episode in part.episodes]
             failed, waited_s = failed + len(part.failed), waited_s + part.waited_s
@@ -80,7 +80,7 @@ def collect(
         played, rewards = map(list, zip(*usable, strict=True))
         groups = list(dict.fromkeys(episode.group for episode in played))
         kept = set(groups)
-        if config.algo.dynamic_sampling:
+        if algo.dynamic_sampling:
             kept = with_signal(played, list(map(credit.of_task or credit, played)))
         if len(kept) == wanted:
             break
@@ -101,16 +101,16 @@ def samples_of(config: Config, step: int, refill: int = 0) -> list[Sample]:
 
     They are a function of seed, step and refill alone, so nothing needs to be saved.
     """
-    size = config.algo.group_size
-    groups = config.algo.episodes // size
-    first = (step * _draws(config) + refill) * groups
+    algo = config.algo.part(Algo)
+    groups = algo.episodes // algo.group_size
+    first = (step * _draws(algo) + refill) * groups
     return [
         Sample(random_keys.task(config.run.seed, first + i), refill * groups + i, member)
         for i in range(groups)
-        for member in range(size)
+        for member in range(algo.group_size)
     ]
 
 
-def _draws(config: Config) -> int:
+def _draws(algo: Algo) -> int:
     """How often tasks are drawn for a step, at most."""
-    return 1 + (config.algo.max_refills if config.algo.dynamic_sampling else 0)
+    return 1 + (algo.max_refills if algo.dynamic_sampling else 0)

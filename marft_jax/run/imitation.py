@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from marft_jax import random_keys, unread
-from marft_jax.config import Config
+from marft_jax.config import Algo, Config
 from marft_jax.errors import BadInput, one_line
 from marft_jax.formats import jsonlines
 from marft_jax.learning.credit import make_credit
@@ -79,7 +79,7 @@ def imitate_team(config: Config, wanted: Wanted, on_step: OnStep | None = None) 
     with open_training(config) as run:
         unread.log(warning)
         episodes, held_out = prepared(run, config, wanted, found)
-        credit, learner = make_credit(config.algo, run.models.team), run.learner
+        credit, learner = make_credit(Algo(), run.models.team), run.learner
         unseen = batch_of(held_out, credit, len(held_out), (config.run.seed, 0))
 
         def take(state: TrainState, step: int, rollbacks: int) -> tuple[Collected, tuple[()]]:

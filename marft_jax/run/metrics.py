@@ -13,7 +13,7 @@ from typing import Any, Self
 import jax
 import numpy as np
 
-from marft_jax.config import Config, Update
+from marft_jax.config import Algo, Branching, Config
 from marft_jax.errors import BadInput
 from marft_jax.learning.batch import Batch
 from marft_jax.learning.credit import agent_reward
@@ -58,7 +58,7 @@ def metrics_of(
         learned: the arrays that the learner reports.
         seconds: seconds of each part of the step, and of the whole step as ``step_s``.
     """
-    algo, episodes = config.algo, collected.played
+    algo, own, episodes = config.algo, config.algo.part(Algo), collected.played
     trunks = [episode for episode in episodes if episode.branch is None]
     returns = [episode.reward for episode in trunks]
     turns = [turn for episode in episodes for turn in episode.turns if not turn.replayed]
@@ -82,12 +82,12 @@ def metrics_of(
     numbers |= {f"time/{part}": took_s for part, took_s in seconds.items()}
     if not algo.recorded:
         numbers["throughput/action_tokens_per_s"] = action / seconds["rollout_s"]
-    if algo.branches:
+    if algo.part(Branching).branches:
         replayed = [t for e in episodes for t in e.turns if t.replayed]
         numbers |= _once(turns, collected, batch, team)
         numbers["episode/branches"] = len(episodes) - len(trunks)
         numbers["tokens/replayed"] = sum(len(t.prompt) + len(t.action) for t in replayed)
-    if algo.dynamic_sampling:
+    if own.dynamic_sampling:
         numbers["episode/dropped_groups"] = collected.dropped_groups
     if config.rollout.lag:
         numbers["rollout/version"] = collected.updates
@@ -97,8 +97,8 @@ def metrics_of(
     if config.env.curriculum is not None:
         numbers["curriculum/level"] = collected.level
     for agent, name in enumerate(team.names):
-        own = _of_agent(collected, agent, algo)
-        numbers |= {f"agent/{name}/{what}": value for what, value in own.items()}
+        means = _of_agent(collected, agent, own.credit)
+        numbers |= {f"agent/{name}/{what}": value for what, value in means.items()}
     numbers |= _of_tools(collected.calls, team)
     numbers |= _of_environment(trunks)
     numbers |= _of_learner(learned, team, algo.recorded)
@@ -125,12 +125,12 @@ def _once(
     }
 
 
-def _of_agent(collected: Collected, agent: int, algo: Update) -> dict[str, float]:
+def _of_agent(collected: Collected, agent: int, credit: str) -> dict[str, float]:
     """Computes an agent's means over its turns and episodes; 0 for an agent that did not act."""
     both = zip(collected.played, collected.played_rewards, strict=True)
     played = [(episode, paid) for episode, paid in both if episode.branch is None]
     turns = [turn for episode, _ in played for turn in episode.turns if turn.agent == agent]
-    rewards = [agent_reward(episode, paid, agent, algo.credit) for episode, paid in played]
+    rewards = [agent_reward(episode, paid, agent, credit) for episode, paid in played]
     lengths = [len(turn.action) for turn in turns]
     known = [(len(t.action), t.filtered_mass) for t in turns if t.filtered_mass is not None]
     tokens = sum(n for n, _ in known)

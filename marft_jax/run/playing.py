@@ -7,7 +7,7 @@ from collections.abc import Callable
 from concurrent.futures import Executor
 from typing import NamedTuple
 
-from marft_jax.config import Config
+from marft_jax.config import Branching, Config
 from marft_jax.envs.base import EnvSource
 from marft_jax.parallel import processes
 from marft_jax.random_keys import Stream
@@ -49,7 +49,7 @@ def make_rollout(setup: PlaySetup, source: EnvSource, stream: Stream = Stream.TR
         step_seconds=settings.step_seconds,
         max_tool_calls=setup.config.team.max_tool_calls,
         max_turns=settings.max_turns,
-        snapshots=setup.config.algo.branches > 0 and stream == Stream.TRAINING,
+        snapshots=setup.config.algo.part(Branching).branches > 0 and stream == Stream.TRAINING,
         stop=setup.stop,
         stream=stream,
     )

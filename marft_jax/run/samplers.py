@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import jax
 from jax.sharding import Mesh
 
-from marft_jax.config import Rollout
+from marft_jax.config import Branching, Rollout
 from marft_jax.engine.compiled import Shape
 from marft_jax.engine.engine import Engine
 from marft_jax.models.weights.load import BaseModel, copy_base
@@ -46,7 +46,7 @@ def _make(models: TeamModels, at_once: int | None) -> Sampler:
     config, devices = models.config, models.devices
     sampled = {name: _sampled(name, base, models.team) for name, base in models.bases.items()}
     setup = SamplerSetup(config.rollout, sampled, config.run.seed, config.lora.alpha)
-    at_once = at_once or config.algo.episodes * max(1, config.algo.branches)
+    at_once = at_once or config.algo.episodes * max(1, config.algo.part(Branching).branches)
     playing = mesh_lib.local_mesh(devices.playing)
     shares = mesh_lib.parts(playing, config.mesh.bases, len(models.bases))
     if not isinstance(config.rollout, Rollout):

@@ -13,6 +13,7 @@ from marft_jax.interop import initial
 from marft_jax.learning import state_parts
 from marft_jax.learning.algorithms import find_algorithm
 from marft_jax.learning.learner import Learner, TrainState
+from marft_jax.learning.settings import Distill
 from marft_jax.learning.teaching import Teaching
 from marft_jax.models import lora
 from marft_jax.models.weights.load import BaseModel
@@ -100,7 +101,7 @@ def open_teaching(models: TeamModels) -> Teaching | None:
         BadInput: a teacher has another vocabulary than its student, or its adapter does not fit.
     """
     config, team = models.config, models.team
-    if not config.algo.teacher_coef:
+    if not isinstance(config.algo, Distill):
         return None
     on = tuple(teacher.base or "" if teacher else "" for teacher in team.teachers)
     mesh, named = models.devices.learning, [base for base in on if base]

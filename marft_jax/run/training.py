@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NamedTuple
 
-from marft_jax.config import Config
+from marft_jax.config import Algo, Config
 from marft_jax.envs.base import EnvSource
 from marft_jax.errors import Stopped
 from marft_jax.learning import state_parts
@@ -106,7 +106,7 @@ class Training(NamedTuple):
 def rollout_source(run: Training) -> RolloutSource:
     """Makes the source of steps that the team plays itself."""
     config, playing = run.config, run.playing
-    credit, watch = make_credit(config.algo, playing.team), ToolWatch()
+    credit, watch = make_credit(config.algo.part(Algo), playing.team), ToolWatch()
 
     def play(job: Job, cancelled: Cancelled) -> Collected:
         player = make_player(playing, run.curriculum.source(job.level), cancelled=cancelled)

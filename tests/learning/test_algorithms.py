@@ -17,6 +17,7 @@ from marft_jax import cli
 from marft_jax.errors import BadInput
 from marft_jax.learning import batch as batch_lib
 from marft_jax.learning import losses
+from marft_jax.learning import settings as kinds
 from marft_jax.learning.advantages import gae
 from marft_jax.learning.algorithms import (
     ALGORITHMS,
@@ -411,16 +412,16 @@ def test_the_moving_baseline_is_a_debiased_average_per_agent(grouped):
     [
         ("appo", ("shared", "batch", "sum", 1, 0.2)),
         ("tppo", ("shared", "batch", "sum", 1, 0.2)),
-        ("grpo", ("none", "group", "sum", 8, 0.2)),
-        ("gspo", ("none", "group", "token", 8, 3e-4)),
-        ("reinforce", ("none", "none", "sum", 8, 0.2)),
+        ("grpo", (None, "group", "sum", 8, 0.2)),
+        ("gspo", (None, "group", "token", 8, 3e-4)),
+        ("reinforce", (None, "none", "sum", 8, 0.2)),
     ],
 )
 def test_defaults_are_the_algorithms_own(name, expected):
     learning = resolve(cli.parse(["--algo.name", name]), {MAIN: ("tiny", small.CONFIG)})
     algo = learning.algo
-    got = (learning.critic_mode, algo.normalize, algo.ratio, algo.group_size, algo.clip)
-    assert got == expected
+    mode, clip = learning.critic and learning.critic.mode, algo.part(kinds.Clipped).clip
+    assert (mode, algo.normalize, algo.ratio, algo.group_size, clip) == expected
 
 
 ONE_OF_A_TREE = (
@@ -434,7 +435,7 @@ def test_what_was_set_stays():
     ).algo
     assert (algo.normalize, algo.group_size) == ("group_turn", 4)
     heads = cli.parse("--algo.name tppo --critic.mode heads".split())
-    assert resolve(heads, {MAIN: ("tiny", small.CONFIG)}).critic_mode == "heads"
+    assert resolve(heads, {MAIN: ("tiny", small.CONFIG)}).critic.mode == "heads"
 
 
 @pytest.mark.parametrize(
@@ -540,13 +541,13 @@ def test_an_algorithm_and_a_normaliser_come_from_outside(outside, grouped):
         {MAIN: ("tiny", small.CONFIG)},
     )
     algo, algorithm = learning.algo, find_algorithm(f"{outside}:PLAIN")
-    assert (learning.critic_mode, algo.ratio, algo.group_size) == ("none", "sum", 1)
+    assert (learning.critic, algo.ratio, algo.group_size) == (None, "sum", 1)
     got, returns = normalized_advantages(algo, algorithm, grouped, grouped.rewards_EJ, None)
     np.testing.assert_array_equal(got, 0.25 * grouped.rewards_EJ * grouped.mask_EJ)
     np.testing.assert_array_equal(returns, grouped.rewards_EJ)
     assert cli.parse(["--algo.name", f"{outside}:COMPARES"]).algo.group_size == 4
     valued = cli.parse(["--algo.name", f"{outside}:VALUES", "--critic.lr", "0.1"])
-    assert resolve(valued, {MAIN: ("tiny", small.CONFIG)}).critic_mode == "shared"
+    assert resolve(valued, {MAIN: ("tiny", small.CONFIG)}).critic.mode == "shared"
     halved = find_normalizer(f"{outside}:halved")(grouped.rewards_EJ, grouped)
     np.testing.assert_array_equal(halved, grouped.rewards_EJ / 2 * grouped.mask_EJ)
 

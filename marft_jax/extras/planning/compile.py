@@ -15,7 +15,7 @@ import numpy as np
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding
 
-from marft_jax.config import Config, Rollout
+from marft_jax.config import Algo, Config, Rollout
 from marft_jax.engine import compiled as engine
 from marft_jax.engine import kv_cache as cache_lib
 from marft_jax.errors import BadInput
@@ -268,7 +268,7 @@ def _learning(run: PlannedRun) -> dict[str, Any]:
             "proximal": run.learning.correction != "none",
             "reference": run.learning.reference != "none",
         }
-        algo, units = run.learning.algo, ["advantages", "weights", "counts"]
+        algo, units = run.learning.algo.part(Algo), ["advantages", "weights", "counts"]
         units += ["entropy"] if algo.entropy_coef else []
         inputs = Inputs(
             {name: numbers_BX for name in units},

@@ -23,6 +23,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
+from marft_jax.config import Algo
 from marft_jax.extras.planning.chips import Chip
 from marft_jax.extras.planning.compile import Compiled, PlannedRun, per_chip, prompt_rows
 from marft_jax.learning.rows import Rows
@@ -190,7 +191,7 @@ def _values(run: PlannedRun) -> Counted:
     micros, tokens, width, actions = _microbatch(read)
     with_reference = learning.reference == "base"
     frozen = learning.has_frozen_critic or with_reference
-    adapted = learning.critic_mode == "lora"
+    adapted = learning.critic is not None and not learning.has_frozen_critic
     flops = frozen * forward_flops(run.model, tokens, width / 2)
     if adapted:
         flops += forward_flops(run.model, tokens, width / 2, *_adapters(run))
@@ -216,7 +217,7 @@ def _gradients(run: PlannedRun) -> Counted:
     epochs, reads = run.config.algo.epochs, 2 * _weights(run.base, run.mesh)
     trained, forward = _trained(run)
     vocabulary = _vocabulary(run.model, actions)
-    trained += (3 if run.config.algo.entropy_coef else 2) * vocabulary
+    trained += (3 if run.config.algo.part(Algo).entropy_coef else 2) * vocabulary
     scored = (run.learning.correction != "none") + (run.learning.reference == "start")
     trained += scored * (forward + vocabulary) / epochs  # once per step, not per epoch
     reads += scored * _weights(run.base, run.mesh) / epochs

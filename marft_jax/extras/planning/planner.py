@@ -11,6 +11,7 @@ from marft_jax.extras.planning.compile import PlannedRun, compiled, describe
 from marft_jax.extras.planning.topology import Topology
 from marft_jax.extras.planning.work import on_base, step_work
 from marft_jax.learning.algorithms import find_algorithm
+from marft_jax.learning.settings import Distill
 from marft_jax.models import lora
 from marft_jax.models.tokenizers.tokenizer import ByteTokenizer
 from marft_jax.models.weights.sources import decoder_config
@@ -37,7 +38,7 @@ def plans(
         BadInput: the model, the team or the mesh is wrong.
     """
     blueprint = load_team(config.team.file)
-    teachers = blueprint.teachers if config.algo.teacher_coef else ()
+    teachers = blueprint.teachers if isinstance(config.algo, Distill) else ()
     taught_by = [teacher.base or "" if teacher else "" for teacher in teachers]
     models = models_of(config.model, blueprint.bases, [*blueprint.on, *filter(None, taught_by)])
     decoders = {base: decoder_config(model.base) for base, model in models.items()}

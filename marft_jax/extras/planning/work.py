@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from marft_jax.config import Config
+from marft_jax.config import Algo, Branching, Config
 from marft_jax.learning import batch as batch_lib
 from marft_jax.learning.credit import CREDITS
 from marft_jax.learning.rows import Level
@@ -83,19 +83,19 @@ def on_base(team: Team, work: Work, base: str, on: Sequence[str]) -> tuple[Team,
 
 def _branches(config: Config, names: Sequence[str]) -> tuple[tuple[int, ...], float]:
     """Returns the turns at which an episode branches, and the turns played per episode for that."""
-    algo, turns = config.algo, len(names)
-    if not algo.branches or algo.branch_budget != "none":  # a budget keeps the cost of no branches
+    own, how, turns = config.algo.part(Algo), config.algo.part(Branching), len(names)
+    if not how.branches or how.branch_budget != "none":  # a budget keeps the cost of no branches
         return (), 0
-    if CREDITS[algo.credit].solo:  # each agent alone on each task
-        return (), algo.branches * len(set(names)) * config.env.horizon / algo.group_size
-    if algo.branch_at == "random":  # the last turn has the longest prompt, the mean turn half
+    if CREDITS[own.credit].solo:  # each agent alone on each task
+        return (), how.branches * len(set(names)) * config.env.horizon / own.group_size
+    if how.branch_at == "random":  # the last turn has the longest prompt, the mean turn half
         chosen, behind = [turns - 1], (turns + 1) / 2
     else:
-        chosen = turns_at(algo.branch_at, names)
+        chosen = turns_at(how.branch_at, names)
         behind = turns - sum(chosen) / max(1, len(chosen))
-    if algo.branch_continue != "end":  # a branch is played to the end of its step
+    if how.branch_continue != "end":  # a branch is played to the end of its step
         behind = min(behind, turns / config.env.horizon)
-    return tuple(chosen * algo.branches), algo.branches * len(chosen) * behind
+    return tuple(chosen * how.branches), how.branches * len(chosen) * behind
 
 
 def _actors(team: Team, workflow: str) -> list[int]:
@@ -140,7 +140,7 @@ def longest_batch(
             False, 1.0,
         )  # fmt: skip
         turns.append(turn)
-    group = settings.algo.group_size
+    group = settings.algo.part(Algo).group_size
     result = [StepResult("", 0.0, True)]
     episodes = [
         Episode(e // group, e // group, e % group, "", turns, result) for e in range(work.episodes)
