@@ -15,6 +15,7 @@ from one_step import LAYERS, ONCE, fresh, learn, same, settings
 from run_files import lines_of
 
 from marft_jax import chat, cli, evaluate, export, imitate, random_keys, train
+from marft_jax.learning.settings import Imitation
 from marft_jax.run import imitation
 
 SMALL = ["--algo.episodes", "8", "--algo.minibatches", "1", "--run.save_every", "2"]
@@ -259,7 +260,7 @@ def test_files_for_training_fit(tmp_path):
     file = tmp_path / "mine.yaml"
     file.write_text("algo: {name: grpo, group_size: 4, clip: 0.1, normalize: group, lr: 0.01}\n")
     config = imitation.settings_of(cli.parse(["--config", str(file)]))
-    assert (config.algo.name, config.algo.lr, config.algo.normalize) == ("imitation", 0.01, "none")
+    assert config.algo == Imitation(lr=0.01)
     assert not config.algo.has_critic and config.guard.max_kl is None
 
 

@@ -89,19 +89,12 @@ def _cispo(
 def _score_function(
     config: Update, logprobs: jax.Array, old_logprobs: jax.Array, advantages: jax.Array
 ) -> jax.Array:
-    """−log π · A (Williams 1992)."""
+    """−log π · A (Williams 1992); the cross-entropy of recorded tokens, where A is 1."""
     return -logprobs * advantages
 
 
 def _ones(config: Update, chain: Chain, *_: np.ndarray) -> Estimated:
     return np.ones_like(chain.rewards_EJ), returns_to_go(chain)
-
-
-def _cross_entropy(
-    config: Update, logprobs: jax.Array, old_logprobs: jax.Array, advantages: jax.Array
-) -> jax.Array:
-    """−log π of recorded tokens."""
-    return -logprobs
 
 
 ALGORITHMS: dict[str, Algorithm] = {
@@ -114,7 +107,7 @@ ALGORITHMS: dict[str, Algorithm] = {
         Algorithm("token", _minus_baseline, _cispo, kinds.Cispo),
         Algorithm("action", _minus_baseline, _score_function, kinds.Reinforce),
         Algorithm("token", _minus_baseline, _clipped, kinds.Distill),
-        Algorithm("token", _ones, _cross_entropy, kinds.Imitation),
+        Algorithm("token", _ones, _score_function, kinds.Imitation),
     )
 }
 

@@ -23,7 +23,7 @@ from marft_jax.config import Algo
 from marft_jax.errors import BadInput
 from marft_jax.learning.advantages import place_advantage, returns_to_go
 from marft_jax.learning.chain import Chain, chain_of_turns
-from marft_jax.learning.siblings import sibling_advantage, solo_advantage, step_sibling_advantage
+from marft_jax.learning.siblings import sibling_advantage, solo_advantage
 from marft_jax.learning.step_rewards import StepReward, find_step_reward
 from marft_jax.plugins import failure_of, number_of
 from marft_jax.types import Credit, Episode, Turn
@@ -54,7 +54,7 @@ CREDITS = {
     "step_discount": CreditRule(discounted=True),
     "per_step": CreditRule(by_step=True),
     "siblings": CreditRule(advantage=sibling_advantage),
-    "tree": CreditRule(by_step=True, advantage=step_sibling_advantage),
+    "tree": CreditRule(True, advantage=functools.partial(sibling_advantage, by_step=True)),
     "solo": CreditRule(advantage=solo_advantage, solo=True),
 }
 """Value of ``algo.credit`` to its rule. ``equal`` is ``last``; only ``agent_reward`` tells them

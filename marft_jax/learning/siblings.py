@@ -63,11 +63,6 @@ def inverse_chances(chain: Chain) -> np.ndarray:
     return (turns_E[chain.origin.trunk_E] / turns_E[is_trunk_E].mean())[:, None]
 
 
-def step_sibling_advantage(chain: Chain) -> np.ndarray:
-    """``sibling_advantage`` of the turn's own reward."""
-    return sibling_advantage(chain, by_step=True)
-
-
 def solo_advantage(chain: Chain) -> np.ndarray:
     """A = R − R_solo: the return of the turn's episode minus what its agent earns alone.
 

@@ -588,7 +588,7 @@ def test_what_outside_functions_return_is_checked(outside, grouped):
 def test_discounts_fit_the_decisions_of_an_algorithm():
     appo, tppo = (cli.parse(["--algo.name", name]).algo for name in ("appo", "tppo"))
     assert (appo.gamma, appo.gae_lambda, tppo.gamma, tppo.gae_lambda) == (0.99, 0.95, 1.0, 1.0)
-    coefs = {name: kind().entropy_coef for name, kind in SETTINGS.items()}
+    coefs = {name: getattr(kind(), "entropy_coef", 0) for name, kind in SETTINGS.items()}
     assert [name for name, coef in coefs.items() if coef] == ["appo", "tppo"]
 
 
