@@ -31,8 +31,7 @@ def play_samples(
         step: number of the attempt at the step.
     """
     size, how = config.algo.part(Algo).group_size, config.algo.part(Branching)
-    kind = _plain if how.branch_continue != "best" else _best
-    kind = _solo if credit.solo else kind
+    kind = _solo if credit.solo else _best if how.branch_continue == "best" else _plain
 
     def play(some: Sequence[Sample]) -> Played:
         try:

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from marft_jax import cli
+from marft_jax.config import Algo, Branching
 from marft_jax.errors import BadInput
 from marft_jax.learning import batch as batch_lib
 from marft_jax.learning import losses
@@ -588,8 +589,21 @@ def test_what_outside_functions_return_is_checked(outside, grouped):
 def test_discounts_fit_the_decisions_of_an_algorithm():
     appo, tppo = (cli.parse(["--algo.name", name]).algo for name in ("appo", "tppo"))
     assert (appo.gamma, appo.gae_lambda, tppo.gamma, tppo.gae_lambda) == (0.99, 0.95, 1.0, 1.0)
-    coefs = {name: getattr(kind(), "entropy_coef", 0) for name, kind in SETTINGS.items()}
+    coefs = {name: kind().part(Algo).entropy_coef for name, kind in SETTINGS.items()}
     assert [name for name, coef in coefs.items() if coef] == ["appo", "tppo"]
+
+
+def test_what_an_algorithm_lacks_changes_nothing_in_what_reads_it():
+    algo = kinds.Grpo(branches=3, group_size=4)
+    assert algo.part(Branching) is algo.part(kinds.Clipped) is algo.part(Algo) is algo
+    own = kinds.Imitation().part(Algo)
+    off = own.entropy_coef, own.kl_coef, own.overlong_buffer, own.reward_bias, own.dynamic_sampling
+    assert not any(off) and (own.reward_clip, own.max_kl) == (None, None)
+    assert (own.group_size, own.reward_scale, own.normalize, own.credit) == (1, 1, "none", "last")
+    assert own.part(Branching).branches == 0 and own.part(Reinforce).baseline == "group"
+    clipped, tokens = own.part(kinds.Clipped), own.part(kinds.TokenLevel)
+    assert not clipped.mask_truncated and clipped.entropy_target is None
+    assert (tokens.loss_mean, tokens.correction_of) == ("token", "token")
 
 
 @pytest.mark.parametrize(
