@@ -299,12 +299,9 @@ def validate(algo: Update, critic: Critic) -> None:
     is_paid = not isinstance(algo, Distill) or algo.reward_coef
     normalize = own.normalize if is_paid else "none"
     further = CREDITS[credit].advantage is not None
-    compares = {
-        f"--algo.name {name}": algo.compares,
-        f"--algo.normalize {normalize}": normalize.startswith("group"),
-        "--algo.dynamic_sampling": own.dynamic_sampling,
-    }
-    comparing = next((setting for setting, is_on in compares.items() if is_on), "")
+    comparing = "--algo.dynamic_sampling" if own.dynamic_sampling else ""
+    comparing = f"--algo.normalize {normalize}" if normalize.startswith("group") else comparing
+    comparing = f"--algo.name {name}" if algo.compares else comparing
     faults = {
         f"--critic.mode: {name} needs a critic, got none; use shared, heads or lora": (
             algo.has_critic and critic.mode == "none"
