@@ -21,7 +21,6 @@ from marft_jax.tools import name_of
 
 if TYPE_CHECKING:
     from marft_jax.team.profiles import Profile
-    from marft_jax.team.team_files import Blueprint
 
 _FILE = "inputs.json"
 
@@ -61,11 +60,8 @@ def inputs_of(config: Config, workflow: str = "", agents: Iterable[Profile] = ()
     return found
 
 
-def check_unchanged(config: Config, blueprint: Blueprint) -> Inputs:
-    """Returns the hashes of what a training learns from; raises ``BadInput`` where its run has
-    checkpoints and began with other data or code."""
-    workflow = config.team.workflow or blueprint.workflow
-    run, now = Path(config.run.dir), inputs_of(config, workflow, blueprint.agents)
+def check_unchanged(run: Path, now: Inputs) -> None:
+    """Raises ``BadInput`` where a run has checkpoints and began with other data or code."""
     differing = _changes(_read(run), now) if any(run.glob("checkpoints/*/meta.json")) else []
     if differing:
         raise BadInput(
@@ -73,7 +69,6 @@ def check_unchanged(config: Config, blueprint: Blueprint) -> Inputs:
             f"with, or begin a new run with another --run.dir (--lora.init {run} starts it from "
             "the adapters of this run)"
         )
-    return now
 
 
 def write(run: Path, inputs: Inputs) -> None:

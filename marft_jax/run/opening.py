@@ -62,7 +62,9 @@ def open_training(config: Config, *, rehearses: bool = False) -> Iterator[Traini
         curriculum = Curriculum(source, config.env)
         pipeline = Pipeline(ahead=config.rollout.lag > 0)
         evaluation = enter(open_evaluation(config))
-        learns_from = inputs.check_unchanged(config, blueprint)
+        workflow = config.team.workflow or blueprint.workflow
+        learns_from = inputs.inputs_of(config, workflow, blueprint.agents)
+        inputs.check_unchanged(run_dir, learns_from)
         models = enter(open_models(config, blueprint))
         sampler = enter(open_sampler(models))
         learner = make_learner(models, open_teaching(models))
