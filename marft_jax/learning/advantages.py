@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from marft_jax.learning.cells import Cells
+from marft_jax.learning.cells import SAME, Cells
 from marft_jax.learning.chain import Chain
 
 
@@ -69,9 +69,10 @@ def returns_to_go(chain: Chain) -> np.ndarray:
 
 
 def reward_sizes(chain: Chain) -> np.ndarray:
-    """Σ_j |r_j| of each chain, ``[E, 1]``; rewards that cancel out leave a rounding of it."""
+    """Σ_j |r_j| of each chain, ``[E, 1]``, of which ``SAME`` counts as rounding: of rewards that
+    cancel out, or of log-probs in a KL that is part of the reward."""
     finite_EJ = np.where(np.isfinite(chain.rewards_EJ), np.abs(chain.rewards_EJ), 0)
-    return finite_EJ.sum(1, keepdims=True)
+    return (finite_EJ.sum(1) + chain.kl_noise_E / SAME)[:, None]
 
 
 def samples_of_task(chain: Chain) -> Cells:

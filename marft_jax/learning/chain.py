@@ -57,6 +57,7 @@ class Chain(NamedTuple):
         weight_EJ: 1 / the links of its turn, so that each turn adds up to 1.
         rewards_EJ: reward of each link; a turn's reward is at its last link.
         kl_EJ: the KL penalty that was subtracted from the reward.
+        kl_noise_E: what a chain's penalties are with log-probs that miss by a rounding.
         turn: facts about the turns.
         origin: facts about the chains.
         number_EJ: number of the link's decision among those of all data (``data.py``).
@@ -66,6 +67,7 @@ class Chain(NamedTuple):
     weight_EJ: np.ndarray
     rewards_EJ: np.ndarray
     kl_EJ: np.ndarray
+    kl_noise_E: np.ndarray
     turn: OfTurn
     origin: Origin
     number_EJ: np.ndarray
@@ -127,6 +129,7 @@ def make_chain(
         weight_EJ=links([[1 / n for n in row] for row in lengths]),
         rewards_EJ=rewards_EJ,
         kl_EJ=np.zeros_like(mask_EJ),
+        kl_noise_E=np.zeros(len(mask_EJ)),
         turn=OfTurn(*(links([[fact[n] for fact in row] for row in facts]) for n in range(6))),
         origin=origin,
         number_EJ=_rows([np.concatenate(row) for row in spans]),

@@ -15,9 +15,10 @@ import numpy as np
 
 from marft_jax.config import Algo, Branching, Update
 from marft_jax.learning import losses
-from marft_jax.learning.advantages import returns_to_go
+from marft_jax.learning.advantages import returns_to_go, reward_sizes
 from marft_jax.learning.algorithms import Algorithm, normalized_advantages
 from marft_jax.learning.batch import Batch
+from marft_jax.learning.cells import SAME
 from marft_jax.learning.chain import Chain
 from marft_jax.learning.moving import label_means, roles
 from marft_jax.learning.normalizers import earns_differ
@@ -58,6 +59,7 @@ def estimate(
     reference: Mapping[str, np.ndarray] | None,
     baseline: EMA,
     values_scale: EMA,
+    rounding: float = SAME,
     taught_EJ: np.ndarray | None = None,
 ) -> Estimates:
     """Computes KL, advantages and returns of every decision.
@@ -67,6 +69,7 @@ def estimate(
         reference: log-probs of the reference policy in each base's rows, ``[U, B, A]``; None
             without a KL.
         baseline, values_scale: the moving averages so far, on the host.
+        rounding: of a log-prob, relative to its size; depends on the dtype of the base.
         taught_EJ: advantages from teachers (``teaching.py``), added to those of the rewards.
     """
     chain, report, own = batch.chain, dict[str, np.ndarray | float](), algo.part(Algo)
@@ -77,11 +80,12 @@ def estimate(
         }
         report["ref_kl"] = means_by_agent(kls, batch.rows, agents)
         if own.kl_in == "reward":
-            chain = _charge_kl(own.kl_coef, algorithm, batch, kls)
+            chain = _charge_kl(own, algorithm, batch, kls, reference, rounding)
     values_EJ = None
     if values is not None:
         returns_EJ = np.abs(returns_to_go(chain))
         largest = returns_EJ.max(where=np.isfinite(returns_EJ), initial=0.0)
+        largest *= largest > SAME * reward_sizes(chain).max()
         values_scale = values_scale.update(largest, largest, _SCALE_DECAY)
         values_EJ = batch.gather(values) * values_scale.mean
     known_EJ = np.zeros_like(chain.rewards_EJ) if values_EJ is None else values_EJ
@@ -123,13 +127,34 @@ def _reference_kl(
 
 
 def _charge_kl(
-    coef: float, algorithm: Algorithm, batch: Batch, kls: Mapping[str, np.ndarray]
+    algo: Algo,
+    algorithm: Algorithm,
+    batch: Batch,
+    kls: Mapping[str, np.ndarray],
+    reference: Mapping[str, np.ndarray],
+    rounding: float,
 ) -> Chain:
-    """Subtracts ``coef``·KL from the reward of each decision."""
+    """Subtracts ``kl_coef``·KL from the reward of each decision.
+
+    Before the first update of an adapter the KL is a rounding of log-probs, which must teach
+    nothing: its noise is what the KL changes by where each log-prob misses by that rounding.
+    """
+    squares = dict[str, np.ndarray]()
+    for base, known_UBA in reference.items():
+        rows, own_UBA = batch.rows[base], batch.rows[base].actions.behaviour_BA
+        missed_UBA = own_UBA + rounding * (1 + abs(own_UBA) + abs(known_UBA))
+        squares[base] = np.square(_reference_kl(missed_UBA, known_UBA, rows, algo) - kls[base])
     if algorithm.level == "action":
-        kls = {base: sums_by_turn(kl_UBA, batch.rows[base]) for base, kl_UBA in kls.items()}
-    kl_EJ = coef * batch.gather(kls)
-    return batch.chain._replace(rewards_EJ=batch.chain.rewards_EJ - kl_EJ, kl_EJ=kl_EJ)
+        kls, squares = (
+            {base: sums_by_turn(x_UBA, batch.rows[base]) for base, x_UBA in by_base.items()}
+            for by_base in (kls, squares)
+        )
+    kl_EJ, noise_E = algo.kl_coef * batch.gather(kls), np.sqrt(batch.gather(squares).sum(1))
+    return batch.chain._replace(
+        rewards_EJ=batch.chain.rewards_EJ - kl_EJ,
+        kl_EJ=kl_EJ,
+        kl_noise_E=algo.kl_coef * np.nan_to_num(noise_E, posinf=0),
+    )
 
 
 def _loss_weights(algo: Update, batch: Batch, agents: int) -> dict[str, np.ndarray]:

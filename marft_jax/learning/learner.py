@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
@@ -22,6 +23,7 @@ from marft_jax.learning import batch as batch_lib
 from marft_jax.learning.algorithms import Algorithm
 from marft_jax.learning.estimates import Estimates, estimate
 from marft_jax.learning.gradients import CriticSums, Sums, Valued
+from marft_jax.learning.logprobs import dtype_of
 from marft_jax.learning.objective import Inputs
 from marft_jax.learning.optimiser import Adam, adam, rate_factor
 from marft_jax.learning.programs import programs
@@ -234,6 +236,7 @@ class Learner:
 
         taught_EJ = self._teach(batch)
         averages = mesh_lib.fetch((state.baseline, state.values_scale, state.lr_scale))
+        epsilon = max(float(jnp.finfo(dtype_of(self._params[base])).eps) for base in scored)
         estimates = estimate(
             self._settings.algo,
             self._algorithm,
@@ -242,6 +245,7 @@ class Learner:
             host("values_BX"),
             host("reference_BA"),
             *averages[:2],
+            rounding=max(1e-6, 2 * epsilon),
             taught_EJ=taught_EJ,
         )
         return estimates, averages[2]

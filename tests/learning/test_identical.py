@@ -314,7 +314,7 @@ def test_an_adapter_without_any_advantage_does_not_step_while_others_do():
 # What is added up to a reward, and what rounding leaves of it.
 
 
-def estimated(algo: Algo, episodes, kl):
+def estimated(algo: Algo, episodes, kl, *, rounding: float = 1e-5):
     """Estimates with a reference whose log-probs are the behaviour's minus ``kl``, by token."""
     level = find_algorithm(algo.name).level
     rewards = list(map(make_credit(algo, small.team(3)), episodes))
@@ -330,7 +330,7 @@ def estimated(algo: Algo, episodes, kl):
     )
     values = None if values_UBX is None else {MAIN: values_UBX}
     how = algo, find_algorithm(algo.name), 3, batch, values, {MAIN: reference_UBA}, means, zero
-    return estimate(*how)
+    return estimate(*how, rounding=rounding)
 
 
 ROUNDED = {
@@ -343,14 +343,15 @@ ROUNDED = {
 @pytest.mark.parametrize("case", ROUNDED)
 @pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
 @pytest.mark.parametrize("name", ["appo", "tppo", "grpo", "gspo", "cispo", "reinforce"])
-def test_a_kl_in_the_reward_that_is_rounding_teaches_nothing(name, estimator, case):
+@pytest.mark.parametrize("reward", [0.0, 0.7])
+def test_a_kl_in_the_reward_that_is_rounding_teaches_nothing(name, estimator, case, reward):
     """The sampler and the update compute the same log-probs, but for a rounding. Tokens of a turn
     that have drifted have unlike returns, as less KL follows a later one."""
     drift, noise, teaches = ROUNDED[case]
     teaches |= drift > 0 and find_algorithm(name).level == "token"
     rng = np.random.default_rng(0)
     turns = [small.turn(a, [1, 2], [5, 6, 7]) for a in (0, 1)]
-    episodes = [small.episode(0, turns, [0.7]) for _ in range(8)]
+    episodes = [small.episode(0, turns, [reward]) for _ in range(8)]
     more = {} if SETTINGS[name].has_critic else {"group_size": 8}
     algo = SETTINGS[name](
         episodes=8, kl_coef=0.1, kl_in="reward", kl_estimator=estimator, normalize="batch", **more
@@ -359,6 +360,18 @@ def test_a_kl_in_the_reward_that_is_rounding_teaches_nothing(name, estimator, ca
         algo, episodes, lambda r: drift + noise * rng.uniform(-1, 1, r.actions.mask_BA.shape)
     )
     assert found.advantages_EJ.any() == teaches
+    if not reward and not drift and not teaches:  # no return is in the values' scale
+        assert found.values_scale.mean == 0
+
+
+def test_in_bfloat16_log_probs_have_a_coarser_rounding():
+    turns = [small.turn(a, [1, 2], [5, 6, 7]) for a in (0, 1)]
+    episodes = [small.episode(0, turns, [0.0]) for _ in range(8)]
+    algo = SETTINGS["grpo"](episodes=8, group_size=8, kl_coef=0.1, kl_in="reward")
+    rng = np.random.default_rng(0)
+    noise = lambda r: 0.01 * rng.uniform(-1, 1, r.actions.mask_BA.shape)  # noqa: E731
+    assert estimated(algo, episodes, noise).advantages_EJ.any()
+    assert not estimated(algo, episodes, noise, rounding=2**-6).advantages_EJ.any()
 
 
 @pytest.mark.parametrize("name", ["grpo", "appo"])

@@ -152,7 +152,7 @@ def test_a_step_is_that_of_the_definitions(empty, adapters, slot):
         learning.forward_backward(policy, DATA[slot], LOSS[slot])[1], told, strict=True
     ):
         np.testing.assert_allclose(got.logprobs, logprobs, rtol=1e-5)
-        np.testing.assert_allclose(got.losses, losses, rtol=1e-5)
+        np.testing.assert_allclose(got.losses, losses, rtol=5e-5)  # exp of a sum
     for got, (logprobs, _) in zip(learning.forward(policy, DATA[slot]), told, strict=True):
         np.testing.assert_allclose(got, logprobs, rtol=1e-5)
     sums, _ = learning.forward_backward(policy, DATA[slot], LOSS[slot])
