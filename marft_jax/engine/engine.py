@@ -17,11 +17,11 @@ from jax.sharding import Mesh
 
 from marft_jax import random_keys
 from marft_jax.engine.compiled import PromptRows, Shape, empty_prompts, programs
-from marft_jax.engine.constraints import Constraint, one_of
 from marft_jax.engine.kv_cache import Slots
 from marft_jax.engine.schedule import Entry, Group, Schedule
 from marft_jax.models import decoder, lora
 from marft_jax.parallel import mesh as mesh_lib
+from marft_jax.sampling.constraints import Constraint, one_of
 from marft_jax.sampling.protocol import Capabilities, Completion, Request
 from marft_jax.sampling.stops import stopped_at
 from marft_jax.types import MAIN

@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from marft_jax.engine.constraints import Constraint
 from marft_jax.errors import BadInput, described, one_line
 from marft_jax.formats.foreign import readable
 from marft_jax.models.tokenizers.tokenizer import Tokenizer
+from marft_jax.sampling.constraints import Constraint
 
 
 def check(form: str, where: str, tokenizer: Tokenizer | None = None) -> None:
