@@ -88,6 +88,9 @@ class Turn(NamedTuple):
     replayed: bool = False  # of another sample, whose branch this episode is; learned from there
     player: str = ""  # whose reward it earns; "" is the whole team
     version: str = ""  # of the adapters that sampled it, see ``sampling.version_of``
+    # what its tokens were drawn among, as of ``Act``; the update learns under the same mask
+    choices: tuple[tuple[int, ...], ...] = ()
+    form: str = ""
 
     def __repr__(self) -> str:
         return f"Turn({self.name}: {self.text!r:.200})"

@@ -29,8 +29,8 @@ from marft_jax.models.ops.remat import Remat
 from marft_jax.models.tokenizers.tokenizer import ByteTokenizer
 from marft_jax.models.weights.load import BaseModel, decoder_on, load_base
 from marft_jax.parallel import mesh as mesh_lib
-from marft_jax.plugins import load_extra
 from marft_jax.sampling.bases import SamplerOfBases
+from marft_jax.sampling.constraints import forms_of
 from marft_jax.sampling.protocol import Completion, Request, Sampler
 from marft_jax.team.assemble import make_team
 from marft_jax.team.bases import Base
@@ -112,9 +112,7 @@ class Bench:
             seed=0,
             alpha=config.lora.alpha,
             decode=self.base.tokenizer.decode,
-            forms=lambda form: load_extra("form.constraint")(
-                self.base.tokenizer, self.base.config.vocab_size, form
-            ),
+            forms=forms_of(self.base.tokenizer, self.base.config.vocab_size),
         )
         engine.load({MAIN: self.adapters(agents)}, 0)
         return engine

@@ -21,7 +21,7 @@ from marft_jax.engine.kv_cache import Slots
 from marft_jax.engine.schedule import Entry, Group, Schedule
 from marft_jax.models import decoder, lora
 from marft_jax.parallel import mesh as mesh_lib
-from marft_jax.sampling.constraints import Constraint, one_of
+from marft_jax.sampling.constraints import Constraint, Forms, constraint_of
 from marft_jax.sampling.protocol import Capabilities, Completion, Request
 from marft_jax.sampling.stops import stopped_at
 from marft_jax.types import MAIN
@@ -60,7 +60,7 @@ class Engine:
         decode: Callable[[list[int]], str],
         name: str = MAIN,
         reuse: bool = True,
-        forms: Callable[[str], Constraint] | None = None,
+        forms: Forms | None = None,
     ):
         self._shape, self._name = shape.on(mesh), name
         self._mesh, self._base, self._eos_ids = mesh, base, tuple(eos_ids)
@@ -167,15 +167,6 @@ class Engine:
         begun = [ids[slot, : count[slot]].tolist() for slot in range(self._shape.slots)]
         return self._mask(own, begun)
 
-    def _constraint(self, request: Request) -> Constraint | None:
-        """Makes the constraint of an action, if it has one."""
-        if request.choices:
-            return one_of(request.choices, self._vocabulary)
-        if not request.form:
-            return None
-        assert self._forms is not None
-        return self._forms(request.form)
-
     def _mask(
         self, constraints: Sequence[Constraint | None], begun: Sequence[list[int]]
     ) -> jax.Array:
@@ -192,7 +183,8 @@ class Engine:
         for entry in group.entries:
             self._active[entry.slot] = entry
             self._lengths[entry.slot] = len(entry.request.prompt)
-            own[entry.row] = self._constraint(entry.request)
+            asked = entry.request.choices, entry.request.form
+            own[entry.row] = constraint_of(*asked, self._vocabulary, self._forms)
             self._constraints[entry.slot] = own[entry.row]
         prompts = self._prompts(group)
         self._slots = self._prefill(

@@ -3,9 +3,9 @@
 Each filter acts on what the one before it has kept, in the order of transformers: top-p counts
 shares of the probability that top-k has left.
 
-The behaviour log-prob of a token is its log-prob under the policy at the row's temperature, over
-the whole vocabulary, filters or not: that is what the learner can compute again, so that the ratio
-of the first update is exactly 1. Greedy rows report it at temperature 1.
+The behaviour log-prob of a token is its log-prob under the policy at the row's temperature, among
+the tokens that choices or a form allow, filters or not: that is what the learner can compute again,
+so that the ratio of the first update is exactly 1. Greedy rows report it at temperature 1.
 """
 
 from __future__ import annotations
@@ -43,22 +43,25 @@ def sample(
     Args:
         keys_B2: each row's PRNG key data.
         counts_B: how many tokens the row has sampled; folded into its key.
-        allowed_BV: draw among these tokens; by default all.
+        allowed_BV: the policy's tokens; by default all.
 
     Returns:
-        (ids_B, logprobs_B, kept_B): the tokens, their behaviour log-probs, and the probability of
-        all tokens that are allowed and that the filters let through. Neither changes a log-prob:
-        it is that of the policy, as the learner computes it.
+        (ids_B, logprobs_B, kept_B): the tokens, their behaviour log-probs, and the probability,
+        among all tokens, of those that are allowed and that the filters let through. Filters change
+        no log-prob.
     """
-    logprobs_BV = among_BV = scaled_logprobs(logits_BV, settings.temperature)
+    logprobs_BV = scaled_logprobs(logits_BV, settings.temperature)
     share_B: Array | float = 1.0
     if allowed_BV is not None:
-        logits_BV, among_BV = (jnp.where(allowed_BV, x, -jnp.inf) for x in (logits_BV, logprobs_BV))
-        share_B = jax.nn.logsumexp(among_BV, axis=-1)
-        among_BV, share_B = among_BV - share_B[:, None], jnp.exp(share_B)
+        logits_BV, logprobs_BV = (
+            jnp.where(allowed_BV, x, -jnp.inf) for x in (logits_BV, logprobs_BV)
+        )
+        share_B = jax.nn.logsumexp(logprobs_BV, axis=-1)
+        share_B = jnp.where(allowed_BV.all(-1), 0.0, share_B)  # a row without a mask is as alone
+        logprobs_BV, share_B = logprobs_BV - share_B[:, None], jnp.exp(share_B)
     filtered = (settings.top_p < 1) | (settings.top_k > 0) | (settings.min_p > 0)
     weights_BV, kept_B = jax.lax.cond(
-        jnp.any(filtered), functools.partial(_filtered, settings=settings), _whole, among_BV
+        jnp.any(filtered), functools.partial(_filtered, settings=settings), _whole, logprobs_BV
     )
     drawn_B = _draw(weights_BV, jax.vmap(_uniform)(keys_B2, counts_B))
     ids_B = jnp.where(settings.temperature > 0, drawn_B, argmax(logits_BV))

@@ -6,7 +6,7 @@ microbatches into blocks with about as many decisions of each adapter.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -19,7 +19,8 @@ from marft_jax.learning.data import Datum, TeamData, data_of
 from marft_jax.learning.packing import Packed, balance_blocks, pack
 from marft_jax.learning.rows import Level, Rows
 from marft_jax.random_keys import Stream
-from marft_jax.types import MAIN, Episode
+from marft_jax.sampling.constraints import Constraint
+from marft_jax.types import MAIN, Episode, Turn
 
 
 class Prompts(NamedTuple):
@@ -131,6 +132,7 @@ def pack_turns(
     bases: Sequence[str] | None = None,
     d_models: Mapping[str, int] | None = None,
     prompts: bool = False,
+    constraint: Callable[[Turn], Constraint | None] = lambda turn: None,
 ) -> tuple[PackedTurns, dict[tuple[int, int], range]]:
     """Packs the turns of episodes into rows.
 
@@ -152,7 +154,7 @@ def pack_turns(
     for base in dict.fromkeys(on):
         of_agents = zip(on, owners, strict=True)
         own = {i: n for i, (name, n) in enumerate(of_agents) if name == base and n is not None}
-        if (found := data_of(episodes, own, config.ratio)).data:
+        if (found := data_of(episodes, own, config.ratio, constraint)).data:
             of_base[base] = found
     run_seed, *draw = seed
     rng = random_keys.generator(run_seed, Stream.ROWS, *draw)

@@ -6,12 +6,14 @@ caller without a team makes them; ``data_of`` makes those of a team.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
 
+from marft_jax.learning.forbidden import Forbidden, forbidden_by
+from marft_jax.sampling.constraints import Constraint, masks_of
 from marft_jax.types import Episode, Turn
 
 
@@ -31,6 +33,8 @@ class Datum(NamedTuple):
         labels: of each token read, ``[T]``, such as the agent that it leads to or belongs to. Means
             are taken for each label, and only tokens of one label share a prefix.
         inputs: numbers by name that the loss reads, for each unit or for each learned token.
+        forbidden: tokens that could not be drawn where learned tokens were; log-probs, entropy and
+            gradients are among the others. None: all could.
     """
 
     owner: int
@@ -43,6 +47,7 @@ class Datum(NamedTuple):
     divisors: np.ndarray
     labels: np.ndarray
     inputs: Mapping[str, np.ndarray] = MappingProxyType({})
+    forbidden: Forbidden[np.ndarray] | None = None
 
     @classmethod
     def of(
@@ -55,12 +60,15 @@ class Datum(NamedTuple):
         logprobs: Sequence[float] | np.ndarray | None = None,
         temperature: float = 1.0,
         units: Sequence[int] | np.ndarray | None = None,
+        allowed: Sequence[np.ndarray | None] = (),
         **inputs: Sequence[float] | np.ndarray,
     ) -> Datum:
         """Makes a datum of anything like arrays; see ``Datum``.
 
         Args:
             units: by default each learned token is one.
+            allowed: what each learned token was drawn among, ``bool [V]``, None for any token;
+                by default none was drawn under a mask.
             inputs: numbers for each unit.
 
         Raises:
@@ -69,8 +77,10 @@ class Datum(NamedTuple):
         at, count = np.asarray(positions, int), len(targets)
         numbers = np.arange(count) if units is None else np.asarray(units, int)
         sampled = np.zeros(count) if logprobs is None else np.asarray(logprobs)
-        if not count or not len(at) == len(numbers) == len(sampled) == count:
+        if not count or {*map(len, (at, numbers, sampled, allowed or at))} != {count}:
             raise ValueError("a datum: expected as many positions, targets, log-probs and units")
+        if not all(mask is None or mask[i] for mask, i in zip(allowed, targets, strict=False)):
+            raise ValueError("allowed: expected each learned token among those that it allows")
         if at.min() < 0 or at.max() >= len(ids):
             raise ValueError(f"positions: expected 0 to {len(ids) - 1}, got {at.min()}, {at.max()}")
         if numbers[0] or not np.isin(np.diff(numbers), (0, 1)).all():
@@ -89,6 +99,7 @@ class Datum(NamedTuple):
             divisors=np.ones(numbers[-1] + 1),
             labels=np.full(len(ids), owner),
             inputs=made,
+            forbidden=forbidden_by(allowed),
         )
 
     @property
@@ -130,18 +141,27 @@ class TeamData(NamedTuple):
         return [i for i, [(e, _), *_] in enumerate(self.turns) if e in chosen]
 
 
-def data_of(episodes: Sequence[Episode], owners: Mapping[int, int], ratio: str) -> TeamData:
+def data_of(
+    episodes: Sequence[Episode],
+    owners: Mapping[int, int],
+    ratio: str,
+    constraint: Callable[[Turn], Constraint | None] = lambda turn: None,
+) -> TeamData:
     """Makes the data of the agents on one base; a turn that continues an earlier turn of its
     adapter is in the same datum.
 
     Args:
         owners: the adapter of each agent; turns of other agents are left out.
         ratio: ``algo.ratio``, which says what a unit's log-prob is divided by.
+        constraint: what a turn was sampled under.
     """
     found = TeamData([], [])
     for e, episode in enumerate(episodes):
         for numbers in _nested(episode, owners):
-            found.data.append(_datum([episode.turns[k] for k in numbers], owners, ratio))
+            turns = [episode.turns[k] for k in numbers]
+            masks = (mask for turn in turns for mask in _masks(turn, constraint(turn)))
+            datum = _datum(turns, owners, ratio)._replace(forbidden=forbidden_by(masks))
+            found.data.append(datum)
             found.turns.append([(e, k) for k in numbers])
     return found
 
@@ -163,6 +183,12 @@ def _nested(episode: Episode, owners: Mapping[int, int]) -> list[list[int]]:
             found.append([k])
             ends.append(end)
     return found
+
+
+def _masks(turn: Turn, constraint: Constraint | None) -> list[np.ndarray | None]:
+    """What each token of a turn was drawn among."""
+    known = [] if constraint is None else [*masks_of(constraint, turn.action.tolist())]
+    return known + [None] * (len(turn.action) - len(known))
 
 
 def _datum(turns: Sequence[Turn], owners: Mapping[int, int], ratio: str) -> Datum:

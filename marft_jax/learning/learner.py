@@ -37,8 +37,9 @@ from marft_jax.models import lora
 from marft_jax.models.weights.load import BaseModel
 from marft_jax.parallel import mesh as mesh_lib
 from marft_jax.random_keys import Stream
+from marft_jax.sampling.constraints import Constraint, constraint_of, forms_of
 from marft_jax.team.prompts import Team
-from marft_jax.types import Episode
+from marft_jax.types import Episode, Turn
 
 
 class Learner:
@@ -72,6 +73,7 @@ class Learner:
             "share": settings.algo.reuse,
             "recurrent": [name for name, base in bases.items() if base.config.recurrent],
             "d_models": {name: base.config.d_model for name, base in bases.items()},
+            "constraint": functools.partial(_constraint, team, bases),
         }
         decoders = {name: (base.config, base.graphdef) for name, base in bases.items()}
         self._run = programs(settings, decoders, team, algorithm, mesh)
@@ -381,6 +383,13 @@ class Learner:
             [(base, u) for base, own in of_block.items() for u in own[part].ravel().tolist()]
             for part in parts
         ]
+
+
+def _constraint(team: Team, bases: Mapping[str, BaseModel], turn: Turn) -> Constraint | None:
+    """What a turn was sampled under."""
+    base = bases[team.bases[turn.agent]]
+    size = base.config.vocab_size
+    return constraint_of(turn.choices, turn.form, size, forms_of(base.tokenizer, size))
 
 
 class _Data(NamedTuple):

@@ -14,7 +14,8 @@ from marft_jax.models.ops.reductions import log_softmax, total
 
 Graph = nnx.GraphDef[decoder.Decoder]
 _Scores = tuple[jax.Array, jax.Array]  # (log-prob, entropy) of each target
-_Chunk = tuple[jax.Array, jax.Array, jax.Array]  # hidden states, targets, temperatures
+# hidden states, targets, temperatures, sets of forbidden tokens
+_Chunk = tuple[jax.Array, jax.Array, jax.Array, jax.Array | None]
 _LOGITS_IN_FLIGHT = 2**24  # vocabulary logits that exist at once, per microbatch
 
 
@@ -48,7 +49,8 @@ def score_actions(
     r: Rows[jax.Array],
     entropy_learns: bool = True,
 ) -> tuple[jax.Array, jax.Array]:
-    """Log-prob at the sampling temperature, and entropy, of every action token of a microbatch.
+    """Log-prob at the sampling temperature, and entropy, of every action token of a microbatch,
+    among the tokens that it could be.
 
     The vocabulary projection reads action positions only, one chunk at a time, so that an array
     ``[rows, tokens, vocabulary]`` never exists. The backward pass computes the logits of a chunk
@@ -63,15 +65,18 @@ def score_actions(
         (logprobs_BA, entropy_BA), zero where the mask is.
     """
     b, a, _ = hidden_BAD.shape
-    vocabulary = decoder.vocabulary(graphdef, base)
+    vocabulary, forbidden = decoder.vocabulary(graphdef, base), r.actions.forbidden
     most = max(1, _LOGITS_IN_FLIGHT // (b * len(vocabulary.matrix_VD)))
     chunks = -(-a // most)
     chunk = -(-a // chunks)  # equal chunks, as one that is not full costs as much as a full chunk
     run = jax.checkpoint(_score) if entropy_learns else _score_once
 
     def score(_: None, chunked: _Chunk) -> tuple[None, _Scores]:
-        hidden, targets, temperature = chunked
-        return None, run(hidden, vocabulary, targets, temperature)
+        hidden, targets, temperature, sets = chunked
+        never = None
+        if forbidden is not None and sets is not None:
+            never = forbidden.at(sets, len(vocabulary.matrix_VD))
+        return None, run(hidden, vocabulary, targets, temperature, never)
 
     def split(x: jax.Array) -> jax.Array:
         fill = [(0, 0), (0, -a % chunk)] + [(0, 0)] * (x.ndim - 2)
@@ -79,6 +84,7 @@ def score_actions(
         return jnp.moveaxis(padded.reshape(b, -1, chunk, *x.shape[2:]), 1, 0)
 
     chunked = split(hidden_BAD), split(r.actions.targets_BA), split(r.actions.temperature_BA)
+    chunked += (None if forbidden is None else split(forbidden.set_A),)
     _, scored = jax.lax.scan(score, None, chunked)
     logprobs_BA, entropy_BA = (
         jnp.moveaxis(x, 0, 1).reshape(b, -1)[:, :a] * r.actions.mask_BA for x in scored
@@ -87,10 +93,19 @@ def score_actions(
 
 
 def _score(
-    hidden: jax.Array, vocabulary: Vocabulary, targets: jax.Array, temperature: jax.Array
-) -> tuple[jax.Array, jax.Array]:
-    """(log-prob, entropy) of each target."""
-    return _read(log_softmax(decoder.logits(hidden, vocabulary) / temperature[..., None]), targets)
+    hidden: jax.Array,
+    vocabulary: Vocabulary,
+    targets: jax.Array,
+    temperature: jax.Array,
+    never: jax.Array | None,
+) -> _Scores:
+    """(log-prob, entropy) of each target, among the tokens that are not marked as never drawn."""
+    return _read(_among(decoder.logits(hidden, vocabulary), temperature, never), targets)
+
+
+def _among(logits: jax.Array, temperature: jax.Array, never: jax.Array | None) -> jax.Array:
+    scaled = logits / temperature[..., None]
+    return log_softmax(scaled if never is None else jnp.where(never, decoder.NEVER, scaled))
 
 
 def _read(logprobs: jax.Array, targets: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -100,20 +115,28 @@ def _read(logprobs: jax.Array, targets: jax.Array) -> tuple[jax.Array, jax.Array
 
 @jax.custom_vjp
 def _score_once(
-    hidden: jax.Array, vocabulary: Vocabulary, targets: jax.Array, temperature: jax.Array
-) -> tuple[jax.Array, jax.Array]:
+    hidden: jax.Array,
+    vocabulary: Vocabulary,
+    targets: jax.Array,
+    temperature: jax.Array,
+    never: jax.Array | None,
+) -> _Scores:
     """``_score`` with the gradient of the log-prob alone: d log p / dh = (onehot - p) W / T, where
     logits are the products with W alone."""
-    return _score(hidden, vocabulary, targets, temperature)
+    return _score(hidden, vocabulary, targets, temperature, never)
 
 
 def _score_forward(
-    hidden: jax.Array, vocabulary: Vocabulary, targets: jax.Array, temperature: jax.Array
+    hidden: jax.Array,
+    vocabulary: Vocabulary,
+    targets: jax.Array,
+    temperature: jax.Array,
+    never: jax.Array | None,
 ) -> tuple[_Scores, jax.Array]:
     """Scores, and the gradient of each log-prob."""
     with jax.named_scope("vocabulary"):
         logits, to_products = jax.vjp(vocabulary.finish, vocabulary.products(hidden))
-    logprobs, matrix_VD = log_softmax(logits / temperature[..., None]), vocabulary.matrix_VD
+    logprobs, matrix_VD = _among(logits, temperature, never), vocabulary.matrix_VD
     by_logit = jax.nn.one_hot(targets, len(matrix_VD)) - jnp.exp(logprobs)
     [by_product] = to_products(by_logit / temperature[..., None])
     by_product = by_product.astype(hidden.dtype).reshape(-1, len(matrix_VD))
@@ -121,8 +144,8 @@ def _score_forward(
     return _read(logprobs, targets), gradient.reshape(hidden.shape)
 
 
-def _score_backward(gradient: jax.Array, d_scores: _Scores) -> tuple[jax.Array, None, None, None]:
-    return (d_scores[0][..., None] * gradient).astype(gradient.dtype), None, None, None
+def _score_backward(gradient: jax.Array, d_scores: _Scores) -> tuple[jax.Array | None, ...]:
+    return (d_scores[0][..., None] * gradient).astype(gradient.dtype), None, None, None, None
 
 
 _score_once.defvjp(_score_forward, _score_backward)

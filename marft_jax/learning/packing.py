@@ -10,6 +10,7 @@ import jax
 import numpy as np
 
 from marft_jax.learning.data import Datum
+from marft_jax.learning.forbidden import Forbidden, joined
 from marft_jax.learning.rows import Level, Rows, empty_rows, fill_row
 from marft_jax.parallel.ladder import bucket, round_up
 
@@ -70,20 +71,31 @@ def pack(
     filled = [counts[row].sum(0) for of_block in packed for row in of_block]
     units, actions = np.max(filled, axis=0).tolist()
     tokens, turns = action_slots(actions), bucket(units, least=16, rungs=1)
-    rows = empty_rows((len(blocks) * passes, height), width, tokens, turns)
+    sets = [[_forbidden(data, row) for row in of_block] for of_block in packed]
+    rows = empty_rows((len(blocks) * passes, height), width, tokens, turns, _room(sets))
     flat = np.zeros(counts.sum(0)[0], int), np.zeros(counts.sum(0)[1], int)
     ends, sizes = np.cumsum(counts, axis=0), (turns, tokens)
     for begin, of_block in zip(count(step=passes), packed):
         for i, row in enumerate(rng.permutation(len(of_block))):
             at, numbers = (begin + i % passes, i // passes), of_block[row]
             one = jax.tree.map(lambda x, at=at: x[at], rows)
-            fill_row(one, [data[n] for n in numbers], share)
+            fill_row(one, [data[n] for n in numbers], share, sets[begin // passes][row])
             for kind, places in enumerate(flat):
                 spans = zip((ends - counts)[numbers, kind], ends[numbers, kind], strict=True)
                 own = np.concatenate([np.arange(*span) for span in spans])
                 places[own] = (at[0] * height + at[1]) * sizes[kind] + np.arange(len(own))
     apart = sum(len(datum.ids) for datum in data)
     return Packed(rows, *flat, apart - int((rows.tokens.owners_BT >= 0).sum()))
+
+
+def _forbidden(data: Sequence[Datum], row: Sequence[int]) -> Forbidden[np.ndarray]:
+    return joined((data[n].forbidden, len(data[n].targets)) for n in row)
+
+
+def _room(sets: Sequence[Sequence[Forbidden[np.ndarray]]]) -> tuple[int, int] | None:
+    """Sets of forbidden tokens that each row has room for, and their words; None without any."""
+    most, words = np.max([own.bits_QW.shape for of_block in sets for own in of_block], axis=0)
+    return (bucket(int(most), least=4, rungs=1), int(words)) if words else None
 
 
 def known_before(sequences: Sequence[tuple[Any, np.ndarray]]) -> np.ndarray:

@@ -333,13 +333,14 @@ def _programs(mesh: Mesh, spec: PolicySpec) -> dict[str, Compiled]:
 def _packed(
     policy: Policy, data: Sequence[Datum], losses: Sequence[Loss | None]
 ) -> list[tuple[list[int], Packed]]:
-    """Packs the data of each adapter, loss and names of inputs on their own, with their numbers."""
+    """Packs the data of each adapter, loss and names of inputs, with and without masks, on their
+    own, with their numbers."""
     groups, config = dict[Any, list[int]](), policy.base.config
     for i, (datum, loss) in enumerate(zip(data, losses, strict=True)):
         if not (0 <= datum.owner < len(policy.rank_N) and policy.rank_N[datum.owner]):
             raise BadInput(f"data[{i}].owner: expected a slot with an adapter, got {datum.owner}")
         is_token = datum.units[-1] + 1 == len(datum.targets)
-        key = datum.owner, id(loss), is_token, *sorted(datum.inputs)
+        key = datum.owner, id(loss), is_token, datum.forbidden is None, *sorted(datum.inputs)
         groups.setdefault(key, []).append(i)
     how = {"shards": mesh_lib.row_shards(policy.mesh), "d_model": config.d_model}
     share = not config.recurrent

@@ -14,6 +14,7 @@ import jax
 import numpy as np
 
 from marft_jax.learning.data import Datum
+from marft_jax.learning.forbidden import Forbidden
 
 Level = Literal["action", "token"]
 Array = TypeVar("Array", bound=np.ndarray | jax.Array)
@@ -47,6 +48,8 @@ class Actions(NamedTuple, Generic[Array]):
         behaviour_BA: behaviour log-probs.
         temperature_BA: the temperature that the tokens were sampled with.
         turn_BA: the turn of the row that the token belongs to.
+        forbidden: tokens that could not be drawn, of each row; None where no token of the batch
+            was drawn under a mask.
     """
 
     index_BA: Array
@@ -55,6 +58,7 @@ class Actions(NamedTuple, Generic[Array]):
     behaviour_BA: Array
     temperature_BA: Array
     turn_BA: Array
+    forbidden: Forbidden[Array] | None = None
 
 
 class Turns(NamedTuple, Generic[Array]):
@@ -99,8 +103,15 @@ _PADDING: Any = Rows(  # a float makes an array of float32
 )
 
 
-def empty_rows(shape: tuple[int, ...], tokens: int, actions: int, turns: int) -> Rows[np.ndarray]:
-    """Makes rows of padding, with room for that many tokens, action tokens and turns in each."""
+def empty_rows(
+    shape: tuple[int, ...],
+    tokens: int,
+    actions: int,
+    turns: int,
+    sets: tuple[int, int] | None = None,
+) -> Rows[np.ndarray]:
+    """Makes rows of padding, with room for that many tokens, action tokens and turns in each, and
+    for forbidden tokens as (sets, words)."""
 
     def full(padding: Any, size: int) -> Any:
         kinds = {float: np.float32, int: np.int32}
@@ -108,16 +119,22 @@ def empty_rows(shape: tuple[int, ...], tokens: int, actions: int, turns: int) ->
 
     rows = Rows(*map(full, _PADDING, (tokens, actions, turns)))
     rows.tokens.last_reader_BT[:] = np.arange(tokens)
-    return rows
+    if sets is None:
+        return rows
+    empty = Forbidden(np.zeros((*shape, actions), np.int32), np.zeros((*shape, *sets), np.uint32))
+    return rows._replace(actions=rows.actions._replace(forbidden=empty))
 
 
-def fill_row(row: Rows[np.ndarray], data: Sequence[Datum], share: bool) -> None:
+def fill_row(
+    row: Rows[np.ndarray], data: Sequence[Datum], share: bool, forbidden: Forbidden[np.ndarray]
+) -> None:
     """Writes data into a row, their learned tokens and units in order.
 
     Args:
         row: views of one empty row, without the axis B.
         data: sorted, so that those which share a prefix stand side by side.
         share: a prefix that a datum shares with the one before it is not written again.
+        forbidden: that of the data, joined.
     """
     end, a, k = 0, 0, 0
     places = np.zeros(0, int)  # where each token of the datum stands in the row
@@ -133,7 +150,7 @@ def fill_row(row: Rows[np.ndarray], data: Sequence[Datum], share: bool) -> None:
         n, first = len(datum.targets), np.flatnonzero(np.diff(datum.units, prepend=-1))
         index, learned = places[datum.positions], slice(a, a + n)
         numbers = index, datum.targets, 1, datum.logprobs, datum.temperature, k + datum.units
-        for array, x in zip(row.actions, numbers, strict=True):
+        for array, x in zip(row.actions[:-1], numbers, strict=True):
             array[learned] = x
         ends, counts = datum.positions[first], np.diff(first, append=n)
         numbers = places[ends], 1, datum.labels[ends], datum.owner, datum.divisors, counts
@@ -141,6 +158,8 @@ def fill_row(row: Rows[np.ndarray], data: Sequence[Datum], share: bool) -> None:
         for array, x in zip(row.turns, numbers, strict=True):
             array[units] = x
         a, k = a + n, k + len(first)
+    for array, x in zip(row.actions.forbidden or (), forbidden, strict=False):
+        array[tuple(map(slice, x.shape))] = x
 
 
 def sums_by_turn(x_UBA: np.ndarray, rows: Rows[np.ndarray]) -> np.ndarray:

@@ -262,7 +262,7 @@ def _normalised(x: Array, norm: RMSNorm | None) -> Array:
 
 
 _VOCABULARY = ("vocabulary", "model")
-_NEVER = -1e30
+NEVER = -1e30
 
 
 @functools.partial(
@@ -296,7 +296,7 @@ class Vocabulary:
             return logits
         ids_V = np.arange(logits.shape[-1]).reshape((1,) * (logits.ndim - 1) + (-1,))
         without_V = np.any([(first <= ids_V) & (ids_V < end) for first, end in self.gaps], axis=0)
-        return jnp.where(without_V, _NEVER, logits)  # not -inf: 0 · inf is no entropy
+        return jnp.where(without_V, NEVER, logits)  # not -inf: 0 · inf is no entropy
 
 
 class Embed(nnx.Module):

@@ -60,9 +60,9 @@ def _episode(
     )
 
 
-def _turn(sees: Sequence[int], **more: Any) -> Turn:
+def _turn(sees: Sequence[int], choices: Sequence[Sequence[int]], **more: Any) -> Turn:
     arrays: dict[str, Any] = {
         key: np.frombuffer(base64.b64decode(more[key], validate=True), dtype).copy()
         for key, dtype in _ARRAYS.items()
     }
-    return Turn(sees=tuple(sees), **(more | arrays))
+    return Turn(sees=tuple(sees), choices=tuple(map(tuple, choices)), **(more | arrays))

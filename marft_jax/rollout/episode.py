@@ -158,4 +158,6 @@ def _turn(team: Team, act: Act, action: Action, players: Mapping[str, str]) -> T
         replayed=action.trunk is not None,
         player=players.get(profile.name, ""),
         version=completion.version,
+        choices=act.choices,
+        form=act.form,
     )

@@ -164,7 +164,7 @@ def demonstrated(
 def replay(demonstrations: Sequence[Demonstration], rollout: Rollout) -> list[Episode | str]:
     """Returns the episode of each demonstration, or a message why the workflow cannot replay it.
 
-    Recorded actions have log-prob 0 and temperature 1.
+    Recorded actions have log-prob 0 and temperature 1, and were drawn under no mask.
 
     Args:
         rollout: plays the team in its environment; its sampler is not used.
@@ -202,7 +202,10 @@ def _checked(own: Demonstration, episode: Episode | FailedEpisode) -> Episode | 
         cut = episode.results[-1].info.get("truncated")
         why = f" (its {cut} are full)" if cut else ""
         return f"{own.where}: the episode ends after turn {ends} of {len(own.turns)}{why}"
-    return episode._replace(index=episode.index if own.number is None else own.number)
+    turns = [turn._replace(choices=(), form="") for turn in episode.turns]
+    return episode._replace(
+        index=episode.index if own.number is None else own.number, turns=tuple(turns)
+    )
 
 
 def _recorded_sampler(own: Demonstration, team: Team) -> ActionSampler:

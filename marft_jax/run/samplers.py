@@ -15,9 +15,9 @@ from marft_jax.engine.engine import Engine
 from marft_jax.models.weights.load import BaseModel, copy_base
 from marft_jax.parallel import mesh as mesh_lib
 from marft_jax.parallel import processes
-from marft_jax.plugins import load_extra
 from marft_jax.run.models import Devices, TeamModels
 from marft_jax.sampling.bases import SamplerOfBases
+from marft_jax.sampling.constraints import forms_of
 from marft_jax.sampling.protocol import Sampler
 from marft_jax.sampling.settings import SampledBase, SamplerSetup, make_sampler
 from marft_jax.team.prompts import Team
@@ -95,7 +95,5 @@ def _open_engine(
         decode=sampled.decode,
         name=name,
         reuse=settings.reuse,
-        forms=lambda form: load_extra("form.constraint")(
-            base.tokenizer, base.config.vocab_size, form
-        ),
+        forms=forms_of(base.tokenizer, base.config.vocab_size),
     )

@@ -2,13 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
+
+from marft_jax.plugins import load_extra
 
 Constraint = Callable[[Sequence[int]], np.ndarray | None]
 """The ids that were sampled so far to the tokens that may come next, ``bool [V]``; None for any. It
 is called once for each token of an action, in order."""
+
+
+Forms = Callable[[str], Constraint]
+"""Makes the constraint of an action's form, see ``Request.form``."""
+
+
+def forms_of(tokenizer: object, vocabulary: int) -> Forms:
+    """Makes the constraints of forms, for a base with that tokenizer and that many ids."""
+    return lambda form: load_extra("form.constraint")(tokenizer, vocabulary, form)
+
+
+def constraint_of(
+    choices: Sequence[tuple[int, ...]], form: str, vocabulary: int, forms: Forms | None
+) -> Constraint | None:
+    """Makes the constraint of an action, if it has one; choices and form as of a ``Request``."""
+    if choices:
+        return one_of(choices, vocabulary)
+    if not form:
+        return None
+    assert forms is not None
+    return forms(form)
+
+
+def masks_of(constraint: Constraint, ids: Sequence[int]) -> Iterator[np.ndarray | None]:
+    """Yields the tokens that could come at each place of a sampled action; None: any. They end at a
+    token that could not come: the rest was not sampled under the constraint."""
+    for n, token in enumerate(ids):
+        mask = constraint(ids[:n])
+        if mask is not None and not mask[token]:
+            return
+        yield mask
 
 
 def one_of(choices: Sequence[tuple[int, ...]], vocabulary: int) -> Constraint:

@@ -59,8 +59,8 @@ class Completion(NamedTuple):
     Attributes:
         ids: sampled token ids, ``int32 [tokens]``, up to and with the end-of-turn token, or the
             token in which a stop text ended.
-        logprobs: log-prob of each token at the sampling temperature, before filters, ``float32
-            [tokens]``.
+        logprobs: log-prob of each token at the sampling temperature, among the tokens that choices
+            or a form allow, before filters, ``float32 [tokens]``.
         reason: why it ended. end: an end-of-turn token. stop: a stop text. length: its token limit.
             cancelled: the sampler gave it up, and its episode fails.
         filtered_mass: probability that choices, top-k, top-p and min-p left to draw from, the mean
@@ -84,8 +84,8 @@ class Capabilities(NamedTuple):
         programs: the most programs that it may compile for them; 0 where it compiles none.
         repeats: equal requests to equal adapters get equal completions, whatever runs beside them.
         masks_choices: it draws only among ``Request.choices``, and what ``Request.form`` accepts.
-        policy_logprobs: log-probs are of the policy. False: they are of what filters and masks left
-            to draw from, and requests with these are refused.
+        policy_logprobs: log-probs are of the policy. False: they are of what filters left to draw
+            from, and requests with these are refused.
         loads_while_busy: ``load`` may come while requests are unanswered; these keep their version.
         streams: ``Sampler.partial`` holds the tokens of unfinished requests.
     """
@@ -102,14 +102,13 @@ class Capabilities(NamedTuple):
     def refusal(self, request: Request) -> str:
         """Says what a request wants that the sampler cannot do; "" where it can answer it."""
         s = request.sampling
-        is_masked = bool(request.choices or request.form)
-        if is_masked and not self.masks_choices:
+        if (request.choices or request.form) and not self.masks_choices:
             what = "a form for the text" if request.form else "only some actions"
             return f"the request allows {what}, and this sampler cannot restrict what it draws"
-        if not self.policy_logprobs and (is_masked or s.top_k or s.top_p < 1 or s.min_p > 0):
+        if not self.policy_logprobs and (s.top_k or s.top_p < 1 or s.min_p > 0):
             return (
-                "the request has a filter or a mask (top_k, top_p, min_p, choices, form), and this "
-                "sampler's log-probs are of what these leave"
+                "the request has a filter (top_k, top_p, min_p), and this sampler's log-probs are "
+                "of what filters leave"
             )
         return ""
 

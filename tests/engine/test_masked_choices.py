@@ -1,4 +1,4 @@
-"""Sampling among given actions: what comes is one of them, its log-probs those of the policy."""
+"""Sampling among given actions: what comes is one of them, its log-probs those among them."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import small
 
 from marft_jax.engine.kv_cache import SlotSampling
 from marft_jax.engine.sample import sample
+from marft_jax.sampling.constraints import one_of
 from marft_jax.sampling.protocol import Request
 from marft_jax.types import Sampling
 
@@ -16,8 +17,8 @@ END = 257
 CHOICES = ((80, 97, 115, END), (80, 97, END), (66, END))
 
 
-def test_only_choices_are_drawn_and_log_probs_are_those_of_the_full_forward_pass():
-    """Invariants 1 and 2: the learner knows nothing of choices, and rows beside are as alone."""
+def test_only_choices_are_drawn_and_log_probs_are_those_among_them():
+    """Invariants 1 and 2: of the full forward pass under the mask, and rows beside are as alone."""
     engine = small.engine(eos_ids=(END,))
     rng = np.random.default_rng(0)
     free = [
@@ -31,13 +32,16 @@ def test_only_choices_are_drawn_and_log_probs_are_those_of_the_full_forward_pass
     ]
     alone = small.answers(engine, free)
     found = small.answers(engine, [bound[0], free[0], *bound[1:], free[1]])
-    assert [found[i].ids.tolist() for i in (1, -1)] == [c.ids.tolist() for c in alone]
+    for own, beside in zip(alone, (found[1], found[-1]), strict=True):
+        np.testing.assert_array_equal(own.ids, beside.ids)
+        np.testing.assert_allclose(own.logprobs, beside.logprobs, rtol=1e-6)
     masked = [found[0], *found[2:-1]]
     assert {tuple(c.ids.tolist()) for c in masked} <= set(CHOICES)
     assert all(c.reason == "end" and c.filtered_mass < 0.5 for c in masked)
     for completion, scored in zip(masked, small.of_full_forward(bound, masked), strict=True):
-        expected = scored[np.arange(len(completion.ids)), completion.ids]
+        expected = small.masked(scored, completion.ids, one_of(CHOICES, small.CONFIG.vocab_size))
         np.testing.assert_allclose(completion.logprobs, expected, atol=1e-4)
+        assert completion.ids[0] != 66 or completion.logprobs[1] == 0  # only the end may follow
 
 
 def test_draws_follow_the_policy_among_what_is_allowed():
@@ -60,7 +64,7 @@ def test_draws_follow_the_policy_among_what_is_allowed():
     ids, logprobs, kept = draws(logits)
     np.testing.assert_allclose(np.bincount(ids, minlength=4) / n, [0, 2 / 3, 1 / 3, 0], atol=0.03)
     np.testing.assert_allclose(kept, 0.09, rtol=1e-5)
-    np.testing.assert_allclose(np.exp(logprobs), np.asarray([0, 0.06, 0.03])[ids], rtol=1e-5)
+    np.testing.assert_allclose(np.exp(logprobs), np.asarray([0, 2 / 3, 1 / 3])[ids], rtol=1e-5)
     ids, _, _ = draws(logits - 300 * allowed)
     assert set(np.asarray(ids).tolist()) == {1, 2}
     ids, _, kept = draws(logits, top_k=1)

@@ -28,6 +28,7 @@ from marft_jax.models.families import dense
 from marft_jax.models.tokenizers.tokenizer import ByteTokenizer, Tokenizer
 from marft_jax.models.weights.load import BaseModel, abstract_decoder, fill, shapes_of
 from marft_jax.parallel import mesh
+from marft_jax.sampling.constraints import Constraint, masks_of
 from marft_jax.sampling.protocol import Completion, Request
 from marft_jax.team.assemble import make_team
 from marft_jax.team.profiles import Profile
@@ -254,6 +255,14 @@ def of_full_forward(requests: Sequence[Any], done: Sequence[Any]) -> list[np.nda
         [r.owner for r in requests],
         [r.sampling.temperature for r in requests],
     )
+
+
+def masked(logprobs: np.ndarray, ids: np.ndarray, constraint: Constraint) -> np.ndarray:
+    """Log-probs of an action among what was allowed, from those over the vocabulary."""
+    masks = masks_of(constraint, ids.tolist())
+    rows = [row if mask is None else np.where(mask, row, -np.inf)
+            for row, mask in zip(logprobs, masks, strict=True)]  # fmt: skip
+    return np.array([row[i] - np.logaddexp.reduce(row) for row, i in zip(rows, ids, strict=True)])
 
 
 def turn(

@@ -297,16 +297,26 @@ def test_without_an_entropy_bonus_the_backward_pass_spares_a_product(temperature
     assert (products(entropy_learns=True), products(entropy_learns=False)) == (3, 2)
 
 
-def test_the_spared_product_gives_the_gradient_of_capped_and_divided_logits():
+@pytest.mark.parametrize("masked", [False, True])
+def test_the_spared_product_gives_the_gradient_of_capped_and_divided_logits(masked):
+    """Also among some tokens, where log-probs and entropy are those of a softmax over these."""
     rng = np.random.default_rng(0)
     matrix, hidden = (jnp.asarray(rng.normal(size=n), jnp.float32) for n in ((20, 8), (3, 5, 8)))
     targets, heat = rng.integers(0, 20, (3, 5)), jnp.full((3, 5), 0.7)
     vocabulary = decoder.Vocabulary(matrix, divisor=1.5, cap=2.0)
+    never = (rng.random((3, 5, 20)) < 0.6) & (np.arange(20) != targets[..., None])
+    fixed = vocabulary, targets, heat, jnp.asarray(never) if masked else None
 
-    def gradient(score):
-        return jax.grad(lambda h: jnp.sum(score(h, vocabulary, targets, heat)[0]))(hidden)
+    def gradient(score, of):
+        return jax.grad(lambda h: jnp.sum(score(h, *fixed)[of]))(hidden)
 
-    close(gradient(logprobs._score_once), gradient(logprobs._score), 1e-5)
+    close(gradient(logprobs._score_once, 0), gradient(logprobs._score, 0), 1e-5)
+    logits = np.where(never & masked, -np.inf, decoder.logits(hidden, vocabulary) / 0.7)
+    p = np.exp(logits - np.logaddexp.reduce(logits, -1, keepdims=True))
+    scored, entropy = logprobs._score_once(hidden, *fixed)
+    close(np.exp(scored), np.take_along_axis(p, targets[..., None], -1)[..., 0], 1e-5)
+    close(entropy, -(p * np.log(np.maximum(p, 1e-30))).sum(-1), 1e-5)
+    assert np.isfinite(gradient(logprobs._score, 1)).all()
 
 
 # Whoever is not trained does not move, momentum included.

@@ -25,7 +25,7 @@ def episodes():
     played = small.random_episodes(3, steps=2)
     info = {"verdict": "right\x1b", "seen": [1, 2], "nan": None}
     result = StepResult("state \u2028 \ud83d", math.nan, True, info, {"planner": 0.5})
-    turn = small.turn(1, [], [], sees=(0, 2))
+    turn = small.turn(1, [], [], sees=(0, 2))._replace(choices=((1, 2), (3, 4)), form="{}")
     return [*played, played[0]._replace(turns=(turn,), results=(result,)), played[1]]
 
 
@@ -43,6 +43,7 @@ def test_episodes_arrive_as_they_were():
             for key, value in turn._asdict().items():
                 np.testing.assert_array_equal(getattr(again, key), value)
                 assert not hasattr(value, "dtype") or getattr(again, key).dtype == value.dtype
+    assert found.episodes[3].turns[0].choices == ((1, 2), (3, 4))
     result = found.episodes[3].results[0]
     assert math.isnan(result.reward) and result.observation == "state \u2028 \ud83d"
     assert result.agent_rewards == {"planner": 0.5}

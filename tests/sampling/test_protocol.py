@@ -119,8 +119,6 @@ def test_what_a_sampler_cannot_do_is_refused_before_it_is_asked():
     for changed, less in [
         ({"choices": (WORD,)}, "masks_choices"),
         ({"form": "{}"}, "masks_choices"),
-        ({"choices": (WORD,)}, "policy_logprobs"),
-        ({"form": "{}"}, "policy_logprobs"),
         *(({"sampling": sampling}, "policy_logprobs") for sampling in filters.values()),
     ]:
         [request] = requests(1, **changed)

@@ -50,13 +50,13 @@ def measure_policies(
         raise BadInput("--exploitability: expected --env.name open_spiel, without --env.bots")
     table = open_spiel.Table(load(env.game), env.numbered)
     with open_models(config, check_team(config)) as models:
-        rows = _measure(models, table, run, step)
+        rows = _measure(models, table, run, step, masked=env.illegal == "masked")
     jsonlines.write(out, [jsonlines.dumps(row) for row in rows])
     return rows
 
 
 def _measure(
-    models: TeamModels, table: open_spiel.Table, run: str | None, step: int | str
+    models: TeamModels, table: open_spiel.Table, run: str | None, step: int | str, masked: bool
 ) -> list[dict[str, Any]]:
     if len(models.team.names) != table.tree.players:
         raise BadInput(f"--exploitability: expected a team of {table.tree.players} agents")
@@ -64,7 +64,7 @@ def _measure(
     if run and step == "all":
         with Checkpoints(run, {}, keep=1) as checkpoints:
             steps = sorted(checkpoints.steps)
-    reader, policies, rows = _Reader(models, table), [], list[dict[str, Any]]()
+    reader, policies, rows = _Reader(models, table, masked), [], list[dict[str, Any]]()
     for which in steps:
         state = restore_state(models, run, which)
         logprobs = functools.partial(reader.logprobs, state.adapters)
@@ -104,15 +104,16 @@ def _row(step: int | str, found: exact.Exploitability, others: float | None) -> 
 
 
 class _Reader:
-    """Log-probs of texts under any adapters, by the learner's own forward pass."""
+    """Log-probs of texts under any adapters, by the learner's own forward pass; among the texts
+    of a state where the sampler draws among these (``masked``)."""
 
-    def __init__(self, models: TeamModels, table: open_spiel.Table) -> None:
+    def __init__(self, models: TeamModels, table: open_spiel.Table, masked: bool) -> None:
         settings = models.learning._replace(algo=Imitation(epochs=1, minibatches=1), critic=None)
         imitation = find_algorithm(Imitation.name)
         self._learner = Learner(
             settings, models.bases, models.team, imitation, models.devices.learning
         )
-        self._team, self._table = models.team, table
+        self._team, self._table, self._masked = models.team, table, masked
 
     def logprobs(
         self, adapters: Mapping[str, Adapters], asked: Sequence[tuple[int, Any, Sequence[str]]]
@@ -120,7 +121,7 @@ class _Reader:
         """See ``LogProbs``."""
         ended = [StepResult("", 0.0, done=True)]
         episodes = [
-            Episode(i, i, 0, "", [self._turn(seat, state, text) for text in texts], ended)
+            Episode(i, i, 0, "", [self._turn(seat, state, t, texts) for t in texts], ended)
             for i, (seat, state, texts) in enumerate(asked)
         ]
         zeros = [np.zeros(len(episode.turns), np.float32) for episode in episodes]
@@ -130,7 +131,7 @@ class _Reader:
         rows = zip(batch.gather(sums).tolist(), episodes, strict=True)
         return [row[: len(episode.turns)] for row, episode in rows]
 
-    def _turn(self, seat: int, state: Any, text: str) -> Turn:
+    def _turn(self, seat: int, state: Any, text: str, legal: Sequence[str]) -> Turn:
         """Builds the turn in which the agent of the seat writes the text in that state."""
         team = self._team._replace(view=lambda name, observation: self._table.see(state, seat))
         act = team.act(seat, State(""))
@@ -147,4 +148,5 @@ class _Reader:
             sees=(),
             truncated=False,
             temperature=act.sampling.temperature or 1.0,
+            choices=tuple(team.ids_of(seat, t) for t in legal) if self._masked else (),
         )

@@ -1,0 +1,50 @@
+"""Training with a form: the update learns under the mask that sampled."""
+
+from __future__ import annotations
+
+import jax
+import numpy as np
+import pytest
+from run_files import arrays_of, killed_after, lines_of
+
+from marft_jax import train
+
+TEAM = """
+agents:
+  - name: planner
+    prompt: Plan.
+  - name: solver
+    answers: true
+    format:
+      type: object
+      properties: {answer: {type: integer, minimum: 0, maximum: 27}}
+      required: [answer]
+      additionalProperties: false
+"""
+FLAGS = """--run.steps 3 --run.save_every 1 --run.loggers none --algo.name grpo --algo.kl_coef 0.1
+--algo.group_size 4 --algo.episodes 8 --rollout.lag 1 --team.max_new_tokens 20""".split()
+
+
+@pytest.mark.slow
+def test_a_run_with_a_form_resumes_bit_for_bit_and_its_log_probs_have_no_gap(tmp_path, monkeypatch):
+    (team := tmp_path / "team.yaml").write_text(TEAM)
+
+    def run_train(run):
+        with pytest.raises(SystemExit) as left:
+            train.main([*FLAGS, "--team.file", str(team), "--run.dir", str(run)])
+        assert not left.value.code
+
+    run_train(whole := tmp_path / "whole")
+    with killed_after(2, monkeypatch):
+        run_train(killed := tmp_path / "killed")
+    run_train(killed)
+    assert lines_of(killed) == lines_of(whole)
+    both = [jax.tree.leaves(arrays_of(run, 3)) for run in (whole, killed)]
+    for one, two in zip(*both, strict=True):
+        assert np.asarray(one).tobytes() == np.asarray(two).tobytes()
+    first = lines_of(whole)[0]
+    assert first["agent/solver/kept"] < 0.5 < first["agent/planner/kept"]
+    for name in ("planner", "solver"):
+        assert first[f"agent/{name}/logprob_gap"] < 1e-5
+        assert abs(first[f"agent/{name}/approx_kl"]) < 1e-6
+    assert first["agent/solver/entropy"] < 1 < first["agent/planner/entropy"]
