@@ -96,7 +96,7 @@ def read_policy(
         key: exact.normalised(dict(zip(own.values(), map(float, row), strict=True)))
         for key, own, row in zip(found, legal, odds, strict=True)
     }
-    return policy, float(np.mean([1 - row.sum() for row in odds]))
+    return policy, float(np.mean([max(0, 1 - row.sum()) for row in odds]))
 
 
 def _row(step: int | str, found: exact.Exploitability, others: float | None) -> dict[str, Any]:

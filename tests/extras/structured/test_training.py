@@ -21,7 +21,7 @@ agents:
       required: [answer]
       additionalProperties: false
 """
-FLAGS = """--run.steps 3 --run.save_every 1 --run.loggers none --algo.name grpo --algo.kl_coef 0.1
+FLAGS = """--run.steps 6 --run.save_every 2 --run.loggers none --algo.name grpo --algo.kl_coef 0.1
 --algo.group_size 4 --algo.episodes 8 --rollout.lag 1 --team.max_new_tokens 20""".split()
 
 
@@ -35,16 +35,15 @@ def test_a_run_with_a_form_resumes_bit_for_bit_and_its_log_probs_have_no_gap(tmp
         assert not left.value.code
 
     run_train(whole := tmp_path / "whole")
-    with killed_after(2, monkeypatch):
+    with killed_after(5, monkeypatch):
         run_train(killed := tmp_path / "killed")
     run_train(killed)
+    assert not [*killed.glob("unsaved-*")]  # it went on
     assert lines_of(killed) == lines_of(whole)
-    both = [jax.tree.leaves(arrays_of(run, 3)) for run in (whole, killed)]
+    both = [jax.tree.leaves(arrays_of(run, 6)) for run in (whole, killed)]
     for one, two in zip(*both, strict=True):
         assert np.asarray(one).tobytes() == np.asarray(two).tobytes()
     first = lines_of(whole)[0]
     assert first["agent/solver/kept"] < 0.5 < first["agent/planner/kept"]
     for name in ("planner", "solver"):
         assert first[f"agent/{name}/logprob_gap"] < 1e-5
-        assert abs(first[f"agent/{name}/approx_kl"]) < 1e-6
-    assert first["agent/solver/entropy"] < 1 < first["agent/planner/entropy"]
