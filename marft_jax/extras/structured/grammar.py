@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import json
 import re
@@ -70,12 +71,68 @@ def constraint(tokenizer: Tokenizer, vocabulary: int, form: str) -> Constraint:
 
 @functools.lru_cache(maxsize=64)
 def _fault(form: str) -> str:
+    """What cannot be compiled, behind the path of the innermost schema that has it; "" if nothing
+    is."""
+    fault = _invalid(form)
+    if not fault:
+        return ""
+    ways = json.loads(form)
+    parts = [ways] if isinstance(ways, dict) else [part for way in ways for part in way]
+    for whole in (part for part in parts if isinstance(part, dict)):
+        named = {key: whole[key] for key in _DEFINED if key in whole}
+        for path, schema in _schemas(whole):
+            if own := _invalid(json.dumps(named | schema)):
+                return f"{path}: {own}"
+    return fault
+
+
+def _invalid(form: str) -> str:
     from llguidance import LLMatcher
 
     try:
         return LLMatcher.validate_grammar(_grammar(form))
     except ValueError as error:
         return str(error)
+
+
+_DEFINED = ("$defs", "definitions")
+_MAPS = (*_DEFINED, "properties", "patternProperties")
+_LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
+
+
+def _schemas(schema: dict[str, Any], path: str = "#") -> Iterator[tuple[str, dict[str, Any]]]:
+    """A schema and those in it, with their paths; inner ones come first."""
+    for key, own in schema.items():
+        inner: Any = ()
+        if key in _MAPS and isinstance(own, dict):
+            inner = own.items()
+        elif key in _LISTS and isinstance(own, list):
+            inner = enumerate(own)
+        elif key in ("items", "additionalProperties"):
+            inner = [("", own)]
+        for name, part in inner:
+            if isinstance(part, dict):  # not true or false
+                yield from _schemas(part, f"{path}/{key}/{name}".removesuffix("/"))
+    yield path, schema
+
+
+@functools.lru_cache(maxsize=64)
+def _knows(name: str) -> bool:
+    """True for a ``format`` of texts that grammars have; any other is a remark."""
+    from llguidance import LLMatcher
+
+    return not LLMatcher.validate_grammar(LLMatcher.grammar_from_json_schema(
+        json.dumps({"type": "string", "format": name})))  # fmt: skip
+
+
+def _without_remarks(schema: dict[str, Any]) -> dict[str, Any]:
+    """A schema without keywords that ask for nothing."""
+    for _, own in _schemas(schema := copy.deepcopy(schema)):
+        if isinstance(name := own.get("format"), str) and not _knows(name):
+            del own["format"]
+        if own.get("uniqueItems") is False:
+            del own["uniqueItems"]
+    return schema
 
 
 _TEXT = r"/(?s:[^<]|<[^\/])*/"
@@ -95,7 +152,7 @@ def _grammar(form: str, special: tuple[tuple[str, int], ...] = ()) -> str:
 
     ways, ids = json.loads(form), dict(special)
     if isinstance(ways, dict):
-        return LLMatcher.grammar_from_json_schema(form, overrides=_ONE_LINE)
+        return LLMatcher.grammar_from_json_schema(_without_remarks(ways), overrides=_ONE_LINE)
     marks = re.compile(f"({'|'.join(map(re.escape, ids)) or '(?!)'})")
 
     def terms(part: Any) -> Iterator[str]:
@@ -103,7 +160,7 @@ def _grammar(form: str, special: tuple[tuple[str, int], ...] = ()) -> str:
             inner = " ".join(term for own in part for term in terms(own))
             yield f"({inner})?" if part else _TEXT
         elif isinstance(part, dict):
-            yield f"%json {json.dumps(part | {'x-guidance': _ONE_LINE})}"
+            yield f"%json {json.dumps(_without_remarks(part) | {'x-guidance': _ONE_LINE})}"
         else:
             for text in filter(None, marks.split(part)):
                 yield f"<[{ids[text]}]>" if text in ids else json.dumps(text)

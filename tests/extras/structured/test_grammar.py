@@ -30,7 +30,7 @@ SCHEMA = {
     "required": ["a", "b"],
     "additionalProperties": False,
 }
-FORM = json.dumps(SCHEMA)
+FORM, END = json.dumps(SCHEMA), TOKENIZER.end_id
 
 
 @pytest.mark.slow
@@ -148,6 +148,45 @@ def test_a_schema_that_cannot_be_compiled_is_one_line():
         check(json.dumps({"type": "objekt"}), "here")
     assert "\n" not in str(e.value)
     check(FORM, "here")
+
+
+@pytest.mark.parametrize("asked", [
+    ({"type": "array", "items": {"enum": [1, 2]}, "uniqueItems": True}, "uniqueItems"),
+    ({"type": "string", "pattern": "^(?!x)[a-z]+$"}, "look-ahead"),
+    ({"anyOf": [{"type": "null"}, {"not": {}}]}, "not", "/anyOf/1"),
+    ({"type": "array", "items": {"type": "string", "pattern": r"\bx"}}, "lookarounds", "/items"),
+    ({"properties": 3}, "properties"),
+    ({"anyOf": {"a": 1}}, "anyOf"),
+])  # fmt: skip
+@pytest.mark.parametrize("where", ["properties/a", "$defs/Own"])
+def test_what_cannot_be_compiled_is_said_with_its_path(asked, where):
+    own, keyword, *below = asked
+    schema = {"type": "object", "properties": {"a": own, "format": {"type": "string"}}}
+    if where == "$defs/Own":
+        schema = {"$defs": {"Own": own}, "type": "array", "items": {"$ref": "#/$defs/Own"}}
+    for form in (schema, [["call: ", schema]]):
+        with pytest.raises(BadInput) as error:
+            check(json.dumps(form), "here")
+        path, _, fault = str(error.value).partition("#/")[2].partition(": ")
+        assert path == where + "".join(below) and keyword in fault and "\n" not in fault
+
+
+def test_a_format_that_no_grammar_knows_is_a_remark():
+    """As pydantic and OpenAPI write them; a constant that looks like one stays."""
+    names = "uuid4 binary path password ipv4network int64 json-string".split()
+    schema = {"type": "object", "properties": {
+        **{n: {"type": "string", "format": n, "maxLength": 2} for n in names},
+        "known": {"type": "string", "format": "date"}, "own": {"const": {"format": "uuid4"}},
+        "list": {"type": "array", "items": {"enum": [3]}, "uniqueItems": False, "maxItems": 1},
+    }, "required": ["own", "known"], "additionalProperties": False}  # fmt: skip
+    for form in (schema, [[schema]]):
+        check(json.dumps(form), "here")
+        allowed, ids = constraint(TOKENIZER, 264, json.dumps(form)), list[int]()
+        rng = np.random.default_rng(0)
+        while (mask := allowed(ids)) is not None:
+            ids.append(int(rng.choice(np.flatnonzero(mask[:128]))) if mask[:128].any() else END)
+        found = json.loads(TOKENIZER.decode(ids))
+        assert found["own"] == {"format": "uuid4"} and len(found["known"].split("-")) == 3
 
 
 def test_an_agent_has_a_schema_in_the_team_file(tmp_path):
