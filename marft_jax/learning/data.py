@@ -6,6 +6,7 @@ caller without a team makes them; ``data_of`` makes those of a team.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
@@ -159,9 +160,9 @@ def data_of(
     for e, episode in enumerate(episodes):
         for numbers in _nested(episode, owners):
             turns = [episode.turns[k] for k in numbers]
-            masks = (mask for turn in turns for mask in _masks(turn, constraint(turn)))
-            datum = _datum(turns, owners, ratio)._replace(forbidden=forbidden_by(masks))
-            found.data.append(datum)
+            allowed = [masks_of(constraint(turn), turn.action.tolist()) for turn in turns]
+            datum = _datum(turns, owners, ratio)
+            found.data.append(datum._replace(forbidden=forbidden_by(itertools.chain(*allowed))))
             found.turns.append([(e, k) for k in numbers])
     return found
 
@@ -183,12 +184,6 @@ def _nested(episode: Episode, owners: Mapping[int, int]) -> list[list[int]]:
             found.append([k])
             ends.append(end)
     return found
-
-
-def _masks(turn: Turn, constraint: Constraint | None) -> list[np.ndarray | None]:
-    """What each token of a turn was drawn among."""
-    known = [] if constraint is None else [*masks_of(constraint, turn.action.tolist())]
-    return known + [None] * (len(turn.action) - len(known))
 
 
 def _datum(turns: Sequence[Turn], owners: Mapping[int, int], ratio: str) -> Datum:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
@@ -72,11 +74,11 @@ def score_actions(
     run = jax.checkpoint(_score) if entropy_learns else _score_once
 
     def score(_: None, chunked: _Chunk) -> tuple[None, _Scores]:
-        hidden, targets, temperature, sets = chunked
-        never = None
+        (hidden, targets, temperature, sets), own = chunked, vocabulary
         if forbidden is not None and sets is not None:
             never = forbidden.at(sets, len(vocabulary.matrix_VD))
-        return None, run(hidden, vocabulary, targets, temperature, never)
+            own = dataclasses.replace(vocabulary, never=never)
+        return None, run(hidden, own, targets, temperature)
 
     def split(x: jax.Array) -> jax.Array:
         fill = [(0, 0), (0, -a % chunk)] + [(0, 0)] * (x.ndim - 2)
@@ -93,19 +95,10 @@ def score_actions(
 
 
 def _score(
-    hidden: jax.Array,
-    vocabulary: Vocabulary,
-    targets: jax.Array,
-    temperature: jax.Array,
-    never: jax.Array | None,
-) -> _Scores:
-    """(log-prob, entropy) of each target, among the tokens that are not marked as never drawn."""
-    return _read(_among(decoder.logits(hidden, vocabulary), temperature, never), targets)
-
-
-def _among(logits: jax.Array, temperature: jax.Array, never: jax.Array | None) -> jax.Array:
-    scaled = logits / temperature[..., None]
-    return log_softmax(scaled if never is None else jnp.where(never, decoder.NEVER, scaled))
+    hidden: jax.Array, vocabulary: Vocabulary, targets: jax.Array, temperature: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """(log-prob, entropy) of each target."""
+    return _read(log_softmax(decoder.logits(hidden, vocabulary) / temperature[..., None]), targets)
 
 
 def _read(logprobs: jax.Array, targets: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -115,28 +108,20 @@ def _read(logprobs: jax.Array, targets: jax.Array) -> tuple[jax.Array, jax.Array
 
 @jax.custom_vjp
 def _score_once(
-    hidden: jax.Array,
-    vocabulary: Vocabulary,
-    targets: jax.Array,
-    temperature: jax.Array,
-    never: jax.Array | None,
-) -> _Scores:
+    hidden: jax.Array, vocabulary: Vocabulary, targets: jax.Array, temperature: jax.Array
+) -> tuple[jax.Array, jax.Array]:
     """``_score`` with the gradient of the log-prob alone: d log p / dh = (onehot - p) W / T, where
     logits are the products with W alone."""
-    return _score(hidden, vocabulary, targets, temperature, never)
+    return _score(hidden, vocabulary, targets, temperature)
 
 
 def _score_forward(
-    hidden: jax.Array,
-    vocabulary: Vocabulary,
-    targets: jax.Array,
-    temperature: jax.Array,
-    never: jax.Array | None,
+    hidden: jax.Array, vocabulary: Vocabulary, targets: jax.Array, temperature: jax.Array
 ) -> tuple[_Scores, jax.Array]:
     """Scores, and the gradient of each log-prob."""
     with jax.named_scope("vocabulary"):
         logits, to_products = jax.vjp(vocabulary.finish, vocabulary.products(hidden))
-    logprobs, matrix_VD = _among(logits, temperature, never), vocabulary.matrix_VD
+    logprobs, matrix_VD = log_softmax(logits / temperature[..., None]), vocabulary.matrix_VD
     by_logit = jax.nn.one_hot(targets, len(matrix_VD)) - jnp.exp(logprobs)
     [by_product] = to_products(by_logit / temperature[..., None])
     by_product = by_product.astype(hidden.dtype).reshape(-1, len(matrix_VD))
@@ -144,8 +129,8 @@ def _score_forward(
     return _read(logprobs, targets), gradient.reshape(hidden.shape)
 
 
-def _score_backward(gradient: jax.Array, d_scores: _Scores) -> tuple[jax.Array | None, ...]:
-    return (d_scores[0][..., None] * gradient).astype(gradient.dtype), None, None, None, None
+def _score_backward(gradient: jax.Array, d_scores: _Scores) -> tuple[jax.Array, None, None, None]:
+    return (d_scores[0][..., None] * gradient).astype(gradient.dtype), None, None, None
 
 
 _score_once.defvjp(_score_forward, _score_backward)

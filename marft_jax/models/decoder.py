@@ -262,12 +262,12 @@ def _normalised(x: Array, norm: RMSNorm | None) -> Array:
 
 
 _VOCABULARY = ("vocabulary", "model")
-NEVER = -1e30
+_NEVER = -1e30
 
 
 @functools.partial(
     jax.tree_util.register_dataclass,
-    data_fields=["matrix_VD"],
+    data_fields=["matrix_VD", "never"],
     meta_fields=["divisor", "cap", "gaps"],
 )
 @dataclasses.dataclass(frozen=True)
@@ -277,12 +277,14 @@ class Vocabulary:
     Attributes:
         cap: 0 for none.
         gaps: see ``DecoderConfig``; their logits are so low that their probability is exactly 0.
+        never: further tokens like these, ``bool [..., V]``; None for none.
     """
 
     matrix_VD: Array
     divisor: float = 1.0
     cap: float = 0.0
     gaps: tuple[tuple[int, int], ...] = ()
+    never: Array | None = None
 
     def products(self, hidden: Array) -> Array:
         """``[..., D] -> float32 [..., V]``."""
@@ -292,11 +294,13 @@ class Vocabulary:
         """Logits of these products."""
         divided = products if self.divisor == 1 else products / self.divisor
         logits = soft_cap(divided, self.cap)
+        if self.never is not None:
+            logits = jnp.where(self.never, _NEVER, logits)
         if not self.gaps:
             return logits
         ids_V = np.arange(logits.shape[-1]).reshape((1,) * (logits.ndim - 1) + (-1,))
         without_V = np.any([(first <= ids_V) & (ids_V < end) for first, end in self.gaps], axis=0)
-        return jnp.where(without_V, NEVER, logits)  # not -inf: 0 · inf is no entropy
+        return jnp.where(without_V, _NEVER, logits)  # not -inf: 0 · inf is no entropy
 
 
 class Embed(nnx.Module):

@@ -202,10 +202,9 @@ def _checked(own: Demonstration, episode: Episode | FailedEpisode) -> Episode | 
         cut = episode.results[-1].info.get("truncated")
         why = f" (its {cut} are full)" if cut else ""
         return f"{own.where}: the episode ends after turn {ends} of {len(own.turns)}{why}"
-    turns = [turn._replace(choices=(), form="") for turn in episode.turns]
-    return episode._replace(
-        index=episode.index if own.number is None else own.number, turns=tuple(turns)
-    )
+    turns = tuple(turn._replace(choices=(), form="") for turn in episode.turns)
+    index = episode.index if own.number is None else own.number
+    return episode._replace(index=index, turns=turns)
 
 
 def _recorded_sampler(own: Demonstration, team: Team) -> ActionSampler:

@@ -34,13 +34,13 @@ def constraint_of(
     return forms(form)
 
 
-def masks_of(constraint: Constraint, ids: Sequence[int]) -> Iterator[np.ndarray | None]:
-    """Yields the tokens that could come at each place of a sampled action; None: any. They end at a
-    token that could not come: the rest was not sampled under the constraint."""
+def masks_of(constraint: Constraint | None, ids: Sequence[int]) -> Iterator[np.ndarray | None]:
+    """Yields the tokens that could come at each place of an action; None: any. From a token on that
+    could not come, the action was not sampled under the constraint."""
     for n, token in enumerate(ids):
-        mask = constraint(ids[:n])
+        mask = constraint and constraint(ids[:n])
         if mask is not None and not mask[token]:
-            return
+            constraint = mask = None
         yield mask
 
 

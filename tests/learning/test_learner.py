@@ -303,15 +303,17 @@ def test_the_spared_product_gives_the_gradient_of_capped_and_divided_logits(mask
     rng = np.random.default_rng(0)
     matrix, hidden = (jnp.asarray(rng.normal(size=n), jnp.float32) for n in ((20, 8), (3, 5, 8)))
     targets, heat = rng.integers(0, 20, (3, 5)), jnp.full((3, 5), 0.7)
-    vocabulary = decoder.Vocabulary(matrix, divisor=1.5, cap=2.0)
-    never = (rng.random((3, 5, 20)) < 0.6) & (np.arange(20) != targets[..., None])
-    fixed = vocabulary, targets, heat, jnp.asarray(never) if masked else None
+    never = masked & (rng.random((3, 5, 20)) < 0.6) & (np.arange(20) != targets[..., None])
+    own = {"never": jnp.asarray(never)} if masked else {}
+    vocabulary = decoder.Vocabulary(matrix, divisor=1.5, cap=2.0, **own)
+    fixed = vocabulary, targets, heat
 
     def gradient(score, of):
         return jax.grad(lambda h: jnp.sum(score(h, *fixed)[of]))(hidden)
 
     close(gradient(logprobs._score_once, 0), gradient(logprobs._score, 0), 1e-5)
-    logits = np.where(never & masked, -np.inf, decoder.logits(hidden, vocabulary) / 0.7)
+    logits = decoder.logits(hidden, dataclasses.replace(vocabulary, never=None)) / 0.7
+    logits = np.where(never, -np.inf, logits)
     p = np.exp(logits - np.logaddexp.reduce(logits, -1, keepdims=True))
     scored, entropy = logprobs._score_once(hidden, *fixed)
     close(np.exp(scored), np.take_along_axis(p, targets[..., None], -1)[..., 0], 1e-5)

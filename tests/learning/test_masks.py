@@ -245,3 +245,10 @@ def test_the_place_of_masks_is_small():
     )
     forbidden = rows.actions.forbidden
     assert forbidden.bits_QW.nbytes < rows.actions.mask_BA.size * SIZE / 8 / 4
+
+
+def test_what_does_not_follow_its_form_was_not_sampled_under_it():
+    """From there on: no log-prob of a token that is forbidden."""
+    turn = small.turn(0, PROMPT, (*b"Pxss", END))._replace(choices=CHOICES)
+    [datum] = data_under([turn])
+    assert (datum.forbidden.set_A > 0).tolist() == [True, False, False, False, False]
