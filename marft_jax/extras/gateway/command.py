@@ -88,6 +88,7 @@ def open_app(
     from marft_jax.extras.gateway.app import make_app
     from marft_jax.extras.gateway.http import DEFAULT
     from marft_jax.extras.gateway.served_team import ServedTeam
+    from marft_jax.extras.gateway.warm_up import warm_up
     from marft_jax.run.opening import open_team
     from marft_jax.run.states import restore_state
     from marft_jax.sampling.batcher import Batcher
@@ -110,6 +111,7 @@ def open_app(
 
         plays = functools.partial(_player, playing)
         served = ServedTeam(team, batcher, plays, threads)
+        warm_up(served)
         yield make_app(served, batcher, reload, keys, limits or DEFAULT, names)
 
 

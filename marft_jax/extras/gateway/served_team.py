@@ -51,6 +51,7 @@ class ServedTeam:
         self._team, self._batcher = team, batcher
         self._plays, self._threads = plays, threads
         self.models = (TEAM, *(name for name in team.names if name != TEAM))
+        self.one_of_each_base = tuple(dict(zip(team.bases, team.names, strict=True)).values())
 
     async def answer(self, call: Call, watch: Watch | None = None) -> list[Choice]:
         """Samples the choices of a call.

@@ -24,13 +24,14 @@ import pytest
 from marft_jax import cli
 from marft_jax.engine.engine import Engine
 from marft_jax.extras.gateway import command as serve
-from marft_jax.extras.gateway import protocol
+from marft_jax.extras.gateway import protocol, warm_up
 from marft_jax.extras.gateway.app import Metrics
 from marft_jax.extras.gateway.errors import ApiError
 from marft_jax.extras.gateway.http import Limits, make_server
 from marft_jax.models.tokenizers.tokenizer import ByteTokenizer
 from marft_jax.run.directory import write_settings
 from marft_jax.run.loaded_team import LoadedTeam
+from marft_jax.run.metrics import Compilations
 from marft_jax.run.models import open_models
 from marft_jax.run.saving import open_checkpoints
 from marft_jax.run.states import restore_state
@@ -39,6 +40,8 @@ from marft_jax.team.team_files import load_team
 TASKS = [f"{a}+{b}+{a * b % 10}=?" for a, b in ((3, 4), (5, 9), (0, 7), (8, 8))]
 LIMITS = Limits(body=4000, choices=6, read_seconds=3.0, seconds=60.0, idle_seconds=2)
 KEY = "a key"
+_SCHEMA = {"type": "object", "properties": {"word": {"type": "string"}}, "required": ["word"]}
+FORM = {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": _SCHEMA}}}
 FOREIGN = "ключ voilà"
 
 
@@ -306,6 +309,25 @@ def test_64_callers_get_each_their_own(client):
     assert {i: together[i] for i in alone} == alone
     assert [len(choices) for choices in together] == [1 + i % 2 for i in range(128)]
     assert all(("turns" in choices[0]) == (i % 3 == 2) for i, choices in enumerate(together))
+
+
+def test_what_usual_calls_need_is_compiled_before_calls_are_taken(run, monkeypatch):
+    said, text = (
+        [],
+        "Which days of a week are there, and why are they so many of them, and no more?",
+    )
+    monkeypatch.setattr(warm_up, "_say", said.append)
+    with served(run) as client:
+        assert [line.split(":")[0] for line in said[1::2]] == [
+            "team",
+            "a call (solver)",
+            "a call with tools (solver)",
+            "an answer with a schema (solver)",
+        ]
+        with Compilations() as compilations:
+            for fields in ({}, FORM):
+                answer(client, text, **fields)
+            assert compilations.metrics()["device/compiled"] == 0
 
 
 def test_models_health_and_metrics(client):
