@@ -16,17 +16,9 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 from marft_jax.extras.gateway import http
+from marft_jax.extras.gateway.answers import Answer, Choice, added, parted, settled, usage
 from marft_jax.extras.gateway.errors import ApiError
-from marft_jax.extras.gateway.protocol import (
-    Answer,
-    Call,
-    Choice,
-    added,
-    parted,
-    read_call,
-    settled,
-    usage,
-)
+from marft_jax.extras.gateway.protocol import Call, read_call
 from marft_jax.extras.gateway.served_team import ServedTeam, Watch
 from marft_jax.sampling.batcher import Batcher
 

@@ -16,8 +16,9 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple, Protocol
 
 from marft_jax.errors import BadInput
+from marft_jax.extras.gateway.answers import Answer, Choice
 from marft_jax.extras.gateway.errors import ApiError
-from marft_jax.extras.gateway.protocol import Answer, Call, Choice, read_call
+from marft_jax.extras.gateway.protocol import Call, read_call
 from marft_jax.formats import foreign
 from marft_jax.plugins import shown
 

@@ -13,9 +13,10 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from marft_jax.extras.gateway import http
+from marft_jax.extras.gateway.answers import Answer
 from marft_jax.extras.gateway.channel import Channel
 from marft_jax.extras.gateway.errors import ApiError
-from marft_jax.extras.gateway.protocol import Answer, read_call
+from marft_jax.extras.gateway.protocol import read_call
 from marft_jax.extras.gateway.rounds import IdleSelector
 
 _CLOSE_SECONDS = 10.0

@@ -15,8 +15,9 @@ from typing import Any
 import numpy as np
 
 from marft_jax.errors import BadInput, described
+from marft_jax.extras.gateway.answers import Choice
 from marft_jax.extras.gateway.errors import ApiError
-from marft_jax.extras.gateway.protocol import Call, Choice
+from marft_jax.extras.gateway.protocol import Call
 from marft_jax.models.tokenizers.tokenizer import Message, Tokenizer
 from marft_jax.plugins import load_extra
 from marft_jax.sampling.stops import cut

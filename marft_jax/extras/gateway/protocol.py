@@ -1,4 +1,4 @@
-"""OpenAI's chat completions as plain values: what a caller may ask, what it is answered.
+"""Calls of OpenAI's API as plain values.
 
 Fields that nobody knows are ignored; those that are known and not offered are refused.
 """
@@ -6,23 +6,16 @@ Fields that nobody knows are ignored; those that are known and not offered are r
 from __future__ import annotations
 
 import json
-import time
-import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
-
-import numpy as np
 
 from marft_jax.errors import BadInput
 from marft_jax.extras.gateway.errors import ApiError
 from marft_jax.formats import foreign
-from marft_jax.models.tokenizers.pieces import Decode, pieces
 from marft_jax.models.tokenizers.tokenizer import Message
 from marft_jax.plugins import load_extra, shown, text_of
-from marft_jax.sampling.stops import cut
 from marft_jax.setting import checked
 from marft_jax.team.profiles import SAMPLING
-from marft_jax.types import thinking_in, without_thinking
 
 _MOST_CHOICES = 128
 _ROLES = {name: name for name in ("system", "user", "assistant", "tool")} | {"developer": "system"}
@@ -125,37 +118,6 @@ class Call(NamedTuple):
     @property
     def stop(self) -> tuple[str, ...]:
         return self.sampling.get("stop", ())
-
-
-class Choice(NamedTuple):
-    """An answer.
-
-    Attributes:
-        text: with its thoughts; without what ends it, what follows a stop string, and calls.
-        ids, logprobs: of the tokens that were sampled, up to the end or the stop string.
-        length: it was cut off at its limit.
-        prompt: ids that it answers.
-        decode: ids to text, of the base that sampled it.
-        turns: of a team: what each agent wrote, in acting order.
-    """
-
-    text: str
-    ids: np.ndarray
-    logprobs: np.ndarray
-    length: bool
-    prompt: np.ndarray
-    decode: Decode
-    turns: tuple[dict[str, Any], ...] = ()
-    calls: tuple[Message, ...] = ()  # of tools, as in its message
-
-    @property
-    def message(self) -> dict[str, Any]:
-        """Message of the assistant."""
-        thought, text = parted(self.text)
-        own: dict[str, Any] = {"role": "assistant"}
-        own["content"] = text if text or not self.calls else None
-        own |= {"reasoning_content": thought} if thought else {}
-        return own | ({"tool_calls": list(self.calls)} if self.calls else {})
 
 
 def read_call(body: bytes) -> Call:
@@ -284,116 +246,3 @@ def _message(where: str, message: Any) -> Message:
 def _call(call: Mapping[str, Any]) -> Message:
     function = {key: call["function"].get(key) or "" for key in ("name", "arguments")}
     return {"id": str(call.get("id") or ""), "type": "function", "function": function}
-
-
-Parted = tuple[str, str]
-"""What an answer thinks, and what it says."""
-
-
-def parted(text: str) -> Parted:
-    """Parts a text into thoughts and answer."""
-    return thinking_in(text), without_thinking(text).strip()
-
-
-def added(now: Parted, sent: Parted) -> Parted | None:
-    """What both parts have beyond those that were sent; None where they do not continue them."""
-    if not all(new.startswith(old) for new, old in zip(now, sent, strict=True)):
-        return None
-    return now[0][len(sent[0]) :], now[1][len(sent[1]) :]
-
-
-def settled(text: str, stops: Sequence[str]) -> str:
-    """Beginning of a text that further tokens leave as it is: without an unfinished character,
-    white space at its end, or what may be the beginning of a stop string."""
-    text, stopped = cut(text.lstrip(), stops)
-    if stopped:
-        return text
-    held = max(_overlap(text, stop) for stop in (*stops, "<think>", "</think>"))
-    return text[: len(text) - held].rstrip("\ufffd").rstrip()
-
-
-def _overlap(text: str, stop: str) -> int:
-    """Length of the longest beginning of a stop string that a text ends with."""
-    longest = min(len(stop) - 1, len(text))
-    return next((n for n in range(longest, 0, -1) if text.endswith(stop[:n])), 0)
-
-
-class Answer:
-    """Makes the bodies of an answer: whole, or piece by piece."""
-
-    def __init__(self, call: Call):
-        self._call = call
-        self._id, self._created = f"chatcmpl-{uuid.uuid4().hex}", int(time.time())
-        self._begun: set[int] = set()
-
-    def whole(self, choices: Sequence[Choice]) -> dict[str, Any]:
-        """Body of a completion."""
-        found = [
-            {"index": i, "message": choice.message} | self._end(choice)
-            for i, choice in enumerate(choices)
-        ]
-        body = self._body("chat.completion", found) | {"usage": usage(choices)}
-        return body | ({"prompt_token_ids": choices[0].prompt.tolist()} if self._call.ids else {})
-
-    def piece(
-        self, index: int, thought: str, text: str, end: Choice | None = None
-    ) -> dict[str, Any]:
-        """Body of a chunk: more text of a choice; with its end, all that is said of it."""
-        delta: dict[str, Any] = {} if index in self._begun else {"role": "assistant"}
-        delta |= {"reasoning_content": thought} if thought else {}
-        delta["content"] = text
-        self._begun.add(index)
-        if end is not None and end.calls:
-            delta["tool_calls"] = [{"index": i, **own} for i, own in enumerate(end.calls)]
-        choice = {"index": index, "delta": delta, "finish_reason": None}
-        choice |= {} if end is None else self._end(end)
-        return self._body("chat.completion.chunk", [choice])
-
-    def ends(
-        self, choices: Sequence[Choice], sent: Sequence[Parted] = ()
-    ) -> Iterator[dict[str, Any]]:
-        """Bodies of the last chunks: the rest of each choice, and the usage where it is asked for.
-
-        Args:
-            sent: of each choice, what earlier chunks have; without it, nothing.
-        """
-        for i, choice in enumerate(choices):
-            thought, text = sent[i] if sent else ("", "")
-            now = parted(choice.text)
-            yield self.piece(i, now[0][len(thought) :], now[1][len(text) :], choice)
-        if self._call.usage:
-            yield self._body("chat.completion.chunk", []) | {"usage": usage(choices)}
-
-    def _body(self, kind: str, choices: Sequence[Any]) -> dict[str, Any]:
-        own = {"id": self._id, "object": kind, "created": self._created}
-        return own | {"model": self._call.model, "choices": choices}
-
-    def _end(self, choice: Choice) -> dict[str, Any]:
-        why = "tool_calls" if choice.calls else "length" if choice.length else "stop"
-        end: dict[str, Any] = {"finish_reason": why}
-        end["logprobs"] = self._logprobs(choice) if self._call.logprobs else None
-        end |= {"token_ids": choice.ids.tolist()} if self._call.ids else {}
-        return end | ({"turns": choice.turns} if choice.turns else {})
-
-    def _logprobs(self, choice: Choice) -> dict[str, Any]:
-        rows: list[dict[str, Any]] = []
-        found = pieces(choice.ids.tolist(), choice.decode)
-        _, text = parted(choice.text)
-        text = "".join(found) if choice.calls or text != choice.text else text
-        before, left = max("".join(found).find(text), 0), len(text)
-        for piece, logprob in zip(found, choice.logprobs.tolist(), strict=True):
-            own = piece[before:][:left]  # the bytes of all tokens together are those of the text
-            before, left = max(before - len(piece), 0), left - len(own)
-            rows.append({"token": piece, "logprob": logprob, "bytes": list(own.encode())})
-            rows[-1]["top_logprobs"] = []
-        return {"content": rows}
-
-
-def usage(choices: Sequence[Choice]) -> dict[str, int]:
-    """Tokens that were read and sampled; those of all turns where a team has played."""
-    turns = [turn["usage"] for choice in choices for turn in choice.turns]
-    if not turns:
-        turns = [(len(choices[0].prompt), sum(len(choice.ids) for choice in choices))]
-    prompt, completion = (sum(column) for column in zip(*turns, strict=True))
-    total = prompt + completion
-    return dict(prompt_tokens=prompt, completion_tokens=completion, total_tokens=total)

@@ -23,8 +23,9 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, NamedTuple
 
+from marft_jax.extras.gateway.answers import Choice
 from marft_jax.extras.gateway.channel import Asked, Channel, Client, Entrance, read_fields
-from marft_jax.extras.gateway.protocol import Call, Choice
+from marft_jax.extras.gateway.protocol import Call
 
 _GUARD_SECONDS = 1.0  # a later timer is the timeout of a call; an earlier one is a delay
 _MOST_SECONDS = 5.0  # that a round lasts in a program that is never idle

@@ -12,6 +12,7 @@ import numpy as np
 
 from marft_jax.envs.base import Grade, Task, question_source
 from marft_jax.errors import BadInput
+from marft_jax.extras.gateway.answers import Choice
 from marft_jax.extras.gateway.errors import ApiError
 from marft_jax.extras.gateway.history import (
     check_tools,
@@ -20,7 +21,7 @@ from marft_jax.extras.gateway.history import (
     sampling_of,
     split_calls,
 )
-from marft_jax.extras.gateway.protocol import Call, Choice
+from marft_jax.extras.gateway.protocol import Call
 from marft_jax.models.tokenizers.tokenizer import Tokenizer
 from marft_jax.random_keys import Stream
 from marft_jax.sampling.batcher import Batcher, Share

@@ -23,8 +23,8 @@ import pytest
 
 from marft_jax import cli
 from marft_jax.engine.engine import Engine
+from marft_jax.extras.gateway import answers, protocol, warm_up
 from marft_jax.extras.gateway import command as serve
-from marft_jax.extras.gateway import protocol, warm_up
 from marft_jax.extras.gateway.app import Metrics
 from marft_jax.extras.gateway.errors import ApiError
 from marft_jax.extras.gateway.http import Limits, make_server
@@ -285,14 +285,14 @@ def test_a_stop_string_ends_an_answer(client):
     ],
 )
 def test_what_may_become_a_stop_string_is_held_back(text, stops, sent):
-    assert protocol.settled(text, stops) == sent
+    assert answers.settled(text, stops) == sent
 
 
 def test_long_stop_strings_cost_little():
     """Their number times their length, in time and in memory, not the square of it."""
     stops = ["a" * n + "b" for n in range(50_000, 50_004)]
     tracemalloc.start()
-    assert protocol.settled("x" + "a" * 1000, stops) == "x"
+    assert answers.settled("x" + "a" * 1000, stops) == "x"
     assert tracemalloc.get_traced_memory()[1] < 10_000_000
     tracemalloc.stop()
 
@@ -552,9 +552,9 @@ def test_other_values_out_of_range_are_refused(given):
 )
 def test_the_bytes_of_the_log_probs_are_those_of_the_text(written, text):
     ids = np.array([*written, ByteTokenizer.END])
-    choice = protocol.Choice(text, ids, ids * -0.5, False, ids, ByteTokenizer().decode)
+    choice = answers.Choice(text, ids, ids * -0.5, False, ids, ByteTokenizer().decode)
     asked = protocol.Call("solver", (), logprobs=True)
-    [body] = protocol.Answer(asked).whole([choice])["choices"]
+    [body] = answers.Answer(asked).whole([choice])["choices"]
     rows = body["logprobs"]["content"]
     assert bytes(b for row in rows for b in row["bytes"]).decode() == text
     assert [row["logprob"] for row in rows] == (ids * -0.5).tolist()
@@ -588,7 +588,7 @@ def test_thoughts_are_told_apart_from_the_answer(client, monkeypatch):
 )
 def test_a_message_has_thoughts_of_its_own(text, thought, said):
     ids = np.array([*text.encode(), ByteTokenizer.END])
-    message = protocol.Choice(text, ids, ids * -0.5, False, ids, ByteTokenizer().decode).message
+    message = answers.Choice(text, ids, ids * -0.5, False, ids, ByteTokenizer().decode).message
     assert (message.get("reasoning_content"), message["content"]) == (thought, said)
 
 
