@@ -63,14 +63,19 @@ def added(now: Parted, sent: Parted) -> Parted | None:
     return now[0][len(sent[0]) :], now[1][len(sent[1]) :]
 
 
-def settled(text: str, stops: Sequence[str]) -> str:
-    """Beginning of a text that further tokens leave as it is: without an unfinished character,
-    white space at its end, or what may be the beginning of a stop string."""
-    text, stopped = cut(text.lstrip(), stops)
+def settled(text: str, stops: Sequence[str], strip: bool = True) -> str:
+    """Beginning of a text that further tokens leave as it is: without an unfinished character, or
+    what may be the beginning of a stop string.
+
+    Args:
+        strip: white space around the text is no part of it.
+    """
+    text, stopped = cut(text.lstrip() if strip else text, stops)
     if stopped:
         return text
     held = max(_overlap(text, stop) for stop in (*stops, "<think>", "</think>"))
-    return text[: len(text) - held].rstrip("\ufffd").rstrip()
+    text = text[: len(text) - held].rstrip("\ufffd")
+    return text.rstrip() if strip else text
 
 
 def _overlap(text: str, stop: str) -> int:
@@ -80,35 +85,52 @@ def _overlap(text: str, stop: str) -> int:
 
 
 class Answer:
-    """Makes the bodies of an answer: whole, or piece by piece."""
+    """Makes the bodies of an answer: whole, or piece by piece. This one is a chat completion.
+
+    Attributes:
+        call: what is answered.
+    """
+
+    prefix, objects = "chatcmpl", ("chat.completion", "chat.completion.chunk")
 
     def __init__(self, call: Call):
-        self._call = call
-        self._id, self._created = f"chatcmpl-{uuid.uuid4().hex}", int(time.time())
+        self.call = call
+        self._id, self._created = f"{self.prefix}-{uuid.uuid4().hex}", int(time.time())
         self._begun: set[int] = set()
+
+    def parted(self, text: str) -> Parted:
+        """Parts a text into thoughts and answer."""
+        return ("", text) if self.call.prompts else parted(text)
 
     def whole(self, choices: Sequence[Choice]) -> dict[str, Any]:
         """Body of a completion."""
         found = [
-            {"index": i, "message": choice.message} | self._end(choice)
+            {"index": i} | self._said(choice) | self._end(choice)
             for i, choice in enumerate(choices)
         ]
-        body = self._body("chat.completion", found) | {"usage": usage(choices)}
-        return body | ({"prompt_token_ids": choices[0].prompt.tolist()} if self._call.ids else {})
+        body = self._body(self.objects[0], found) | {"usage": usage(choices, self.call.n)}
+        ids = self.call.ids and not self.call.prompts
+        return body | ({"prompt_token_ids": choices[0].prompt.tolist()} if ids else {})
 
     def piece(
         self, index: int, thought: str, text: str, end: Choice | None = None
-    ) -> dict[str, Any]:
-        """Body of a chunk: more text of a choice; with its end, all that is said of it."""
+    ) -> Iterator[dict[str, Any]]:
+        """Bodies of chunks: more text of a choice; with its end, all that is said of it."""
+        choice = {"index": index} | self._more(index, thought, text, end) | {"finish_reason": None}
+        choice |= {} if end is None else self._end(end)
+        yield self._body(self.objects[1], [choice])
+
+    def _said(self, choice: Choice) -> dict[str, Any]:
+        return {"message": choice.message}
+
+    def _more(self, index: int, thought: str, text: str, end: Choice | None) -> dict[str, Any]:
         delta: dict[str, Any] = {} if index in self._begun else {"role": "assistant"}
         delta |= {"reasoning_content": thought} if thought else {}
         delta["content"] = text
         self._begun.add(index)
         if end is not None and end.calls:
             delta["tool_calls"] = [{"index": i, **own} for i, own in enumerate(end.calls)]
-        choice = {"index": index, "delta": delta, "finish_reason": None}
-        choice |= {} if end is None else self._end(end)
-        return self._body("chat.completion.chunk", [choice])
+        return {"delta": delta}
 
     def ends(
         self, choices: Sequence[Choice], sent: Sequence[Parted] = ()
@@ -120,26 +142,29 @@ class Answer:
         """
         for i, choice in enumerate(choices):
             thought, text = sent[i] if sent else ("", "")
-            now = parted(choice.text)
-            yield self.piece(i, now[0][len(thought) :], now[1][len(text) :], choice)
-        if self._call.usage:
-            yield self._body("chat.completion.chunk", []) | {"usage": usage(choices)}
+            now = self.parted(choice.text)
+            yield from self.piece(i, now[0][len(thought) :], now[1][len(text) :], choice)
+        if self.call.usage:
+            yield self._body(self.objects[1], []) | {"usage": usage(choices, self.call.n)}
 
     def _body(self, kind: str, choices: Sequence[Any]) -> dict[str, Any]:
         own = {"id": self._id, "object": kind, "created": self._created}
-        return own | {"model": self._call.model, "choices": choices}
+        return own | {"model": self.call.model, "choices": choices}
 
     def _end(self, choice: Choice) -> dict[str, Any]:
         why = "tool_calls" if choice.calls else "length" if choice.length else "stop"
         end: dict[str, Any] = {"finish_reason": why}
-        end["logprobs"] = self._logprobs(choice) if self._call.logprobs else None
-        end |= {"token_ids": choice.ids.tolist()} if self._call.ids else {}
+        end["logprobs"] = self._logprobs(choice) if self.call.logprobs else None
+        end |= {"token_ids": choice.ids.tolist()} if self.call.ids else {}
         return end | ({"turns": choice.turns} if choice.turns else {})
 
     def _logprobs(self, choice: Choice) -> dict[str, Any]:
+        return {"content": self._rows(choice)}
+
+    def _rows(self, choice: Choice) -> list[dict[str, Any]]:
         rows: list[dict[str, Any]] = []
         found = pieces(choice.ids.tolist(), choice.decode)
-        _, text = parted(choice.text)
+        _, text = self.parted(choice.text)
         text = "".join(found) if choice.calls or text != choice.text else text
         before, left = max("".join(found).find(text), 0), len(text)
         for piece, logprob in zip(found, choice.logprobs.tolist(), strict=True):
@@ -147,14 +172,19 @@ class Answer:
             before, left = max(before - len(piece), 0), left - len(own)
             rows.append({"token": piece, "logprob": logprob, "bytes": list(own.encode())})
             rows[-1]["top_logprobs"] = []
-        return {"content": rows}
+        return rows
 
 
-def usage(choices: Sequence[Choice]) -> dict[str, int]:
-    """Tokens that were read and sampled; those of all turns where a team has played."""
+def usage(choices: Sequence[Choice], n: int) -> dict[str, int]:
+    """Tokens that were read and sampled; those of all turns where a team has played.
+
+    Args:
+        n: choices that share a prompt.
+    """
     turns = [turn["usage"] for choice in choices for turn in choice.turns]
     if not turns:
-        turns = [(len(choices[0].prompt), sum(len(choice.ids) for choice in choices))]
+        read = sum(len(choice.prompt) for choice in choices[::n])
+        turns = [(read, sum(len(choice.ids) for choice in choices))]
     prompt, completion = (sum(column) for column in zip(*turns, strict=True))
     total = prompt + completion
     return dict(prompt_tokens=prompt, completion_tokens=completion, total_tokens=total)

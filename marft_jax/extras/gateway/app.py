@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import functools
 import hmac
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,9 +17,10 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 from marft_jax.extras.gateway import http
-from marft_jax.extras.gateway.answers import Answer, Choice, added, parted, settled, usage
+from marft_jax.extras.gateway.answers import Answer, Choice, added, settled, usage
 from marft_jax.extras.gateway.errors import ApiError
-from marft_jax.extras.gateway.protocol import Call, read_call
+from marft_jax.extras.gateway.paths import READS, Read
+from marft_jax.extras.gateway.protocol import Call
 from marft_jax.extras.gateway.served_team import ServedTeam, Watch
 from marft_jax.sampling.batcher import Batcher
 
@@ -37,13 +39,12 @@ class Metrics:
     def count(self, status: int) -> None:
         self.add(f'marft_calls_total{{status="{status}"}}')
 
-    def answered(self, choices: Sequence[Choice], seconds: float) -> None:
+    def answered(self, tokens: Mapping[str, int], seconds: float) -> None:
         self.count(200)
         for edge in _BUCKETS:
             self.add(f'marft_call_seconds_bucket{{le="{edge}"}}', seconds <= float(edge))
         self.add("marft_call_seconds_sum", seconds)
         self.add("marft_call_seconds_count")
-        tokens = usage(choices)
         for kind in ("prompt", "completion"):
             self.add(f'marft_tokens_total{{kind="{kind}"}}', tokens[f"{kind}_tokens"])
 
@@ -69,7 +70,10 @@ def make_app(
     """
     gate = _Gate(team, batcher, reload, [key.encode() for key in keys], limits)
     routes = [
-        Route("/v1/chat/completions", gate.complete, methods=["POST"]),
+        *(
+            Route(f"/v1{path}", functools.partial(gate.complete, read), methods=["POST"])
+            for path, read in READS.items()
+        ),
         Route("/v1/models", gate.models),
         Route("/v1/models/{name:path}", gate.models),
         Route("/health", gate.health),
@@ -95,23 +99,23 @@ class _Gate:
     metrics: Metrics = dataclasses.field(default_factory=Metrics)
     loading: asyncio.Lock = dataclasses.field(default_factory=asyncio.Lock)
 
-    async def complete(self, request: Request) -> Response:
+    async def complete(self, read: Read, request: Request) -> Response:
         self._check_key(request)
-        call = read_call(await http.read_body(request, self.limits))
-        if self.choices + call.n > self.limits.choices:
+        answer = read(await http.read_body(request, self.limits))
+        call = answer.call
+        if self.choices + call.choices > self.limits.choices:
             raise ApiError(429, "too many calls wait; try again later", code="queue_full")
-        answer = Answer(call)
         if not call.stream:
             choices = await http.unless_gone(request, self._answer(call))
             return JSONResponse(answer.whole(choices))
-        pieces = self._pieces(call, answer)
+        pieces = self._pieces(answer)
         first = await http.unless_gone(request, anext(pieces))  # an error keeps its own status
         return http.stream([first], pieces)
 
     async def _answer(self, call: Call, watch: Watch | None = None) -> list[Choice]:
         """Answers within the time limit, and counts the choices that are not answered yet."""
         began = time.monotonic()
-        self.choices += call.n
+        self.choices += call.choices
         try:
             async with asyncio.timeout(self.limits.seconds):
                 choices = await self.team.answer(call, watch)
@@ -119,12 +123,13 @@ class _Gate:
             what = f"no answer within {self.limits.seconds:g} s"
             raise ApiError(504, what, code="timeout") from None
         finally:
-            self.choices -= call.n
-        self.metrics.answered(choices, time.monotonic() - began)
+            self.choices -= call.choices
+        self.metrics.answered(usage(choices, call.n), time.monotonic() - began)
         return choices
 
-    async def _pieces(self, call: Call, answer: Answer) -> AsyncIterator[dict[str, Any]]:
+    async def _pieces(self, answer: Answer) -> AsyncIterator[dict[str, Any]]:
         """Chunks: text while it is sampled, everything else at the end."""
+        call, strip = answer.call, not answer.call.prompts
         loop, news = asyncio.get_running_loop(), asyncio.Queue[_News | None]()
 
         def watch(number: int, prompt: np.ndarray, ids: np.ndarray) -> None:
@@ -132,15 +137,17 @@ class _Gate:
 
         task = asyncio.create_task(self._answer(call, watch))
         task.add_done_callback(lambda _: news.put_nowait(None))
-        sent = [("", "")] * call.n
+        sent = [("", "")] * call.choices
         try:
             while (new := await news.get()) is not None:
                 number, prompt, ids = new
                 stops = self.team.stops_of(call)
-                now = parted(settled(self.team.text_of(call, prompt, ids), stops))
+                text = settled(self.team.text_of(call, prompt, ids), stops, strip)
+                now = answer.parted(text)
                 more = added(now, sent[number])
                 if more and any(more):
-                    yield answer.piece(number, *more)
+                    for piece in answer.piece(number, *more):
+                        yield piece
                     sent[number] = now
             choices = await task
             for piece in answer.ends(choices, sent):

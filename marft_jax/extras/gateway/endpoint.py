@@ -7,16 +7,16 @@ import contextlib
 import socket
 import threading
 import weakref
+from functools import partial
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from marft_jax.extras.gateway import http
-from marft_jax.extras.gateway.answers import Answer
 from marft_jax.extras.gateway.channel import Channel
 from marft_jax.extras.gateway.errors import ApiError
-from marft_jax.extras.gateway.protocol import read_call
+from marft_jax.extras.gateway.paths import READS, Read
 from marft_jax.extras.gateway.rounds import IdleSelector
 
 _CLOSE_SECONDS = 10.0
@@ -29,7 +29,10 @@ class Endpoint:
         self._channels: weakref.WeakValueDictionary[bytes, Channel] = weakref.WeakValueDictionary()
         self._settling = list[threading.Event]()
         routes = [
-            Route("/{episode}/v1/chat/completions", self._complete, methods=["POST"]),
+            *(
+                Route(f"/{{episode}}/v1{path}", partial(self._complete, read), methods=["POST"])
+                for path, read in READS.items()
+            ),
             Route("/{episode}/v1/reward", self._reward, methods=["POST"]),
         ]
         limits = http.Limits(grace_seconds=_CLOSE_SECONDS)
@@ -82,13 +85,13 @@ class Endpoint:
         channel.send(await http.read_body(request))
         return JSONResponse({"reward": channel.sent})
 
-    async def _complete(self, request: Request) -> Response:
+    async def _complete(self, read: Read, request: Request) -> Response:
         channel = self._channel_of(request)
-        call = read_call(await http.read_body(request))
+        answer = read(await http.read_body(request))
+        call = answer.call
         take, caller = channel.take_http, request.client
         future = take(call, caller.port) if take and caller else channel.take(call)
         choices = await http.unless_gone(request, asyncio.wrap_future(future))
-        answer = Answer(call)
         if call.stream:
             return http.stream(answer.ends(choices))
         return JSONResponse(answer.whole(choices))

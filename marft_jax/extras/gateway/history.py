@@ -19,7 +19,7 @@ from marft_jax.extras.gateway.answers import Choice
 from marft_jax.extras.gateway.errors import ApiError
 from marft_jax.extras.gateway.protocol import Call
 from marft_jax.models.tokenizers.tokenizer import Message, Tokenizer
-from marft_jax.plugins import load_extra
+from marft_jax.plugins import load_extra, shown
 from marft_jax.sampling.stops import cut
 from marft_jax.team.prompts import Team
 from marft_jax.tools import check_form, find_calls, for_model, form_of_call, with_ids
@@ -28,7 +28,30 @@ from marft_jax.types import Act, Sampling, Turn, without_thinking
 _Spoken = tuple[Any, ...]
 
 
-def prompt_of(team: Team, agent: int, call: Call) -> np.ndarray:
+def prompts_of(team: Team, agent: int, call: Call) -> list[np.ndarray]:
+    """Encodes the prompts of a call: texts as they are, or one conversation.
+
+    Raises:
+        ApiError: an id has no token, a prompt is empty, or the chat template refuses the messages.
+    """
+    if not call.prompts:
+        return [_encode_chat(team, agent, call)]
+    tokenizer, found = team.tokenizers[agent], list[np.ndarray]()
+    for prompt in call.prompts:
+        ids = tokenizer.encode(prompt, special=True) if isinstance(prompt, str) else [*prompt]
+        if not ids or not {*ids} <= tokenizer.tokens:
+            what = f"prompt: expected ids that have a token, at least one, got {shown(prompt)}"
+            raise ApiError(400, what, "prompt")
+        found.append(np.asarray(ids, np.int32))
+    return found
+
+
+def continuation(tokenizer: Tokenizer, ids: np.ndarray, stop: Sequence[str]) -> str:
+    """Text that continues a prompt, with white space around it."""
+    return cut(tokenizer.decode(ids.tolist()), stop)[0].rstrip("\ufffd")
+
+
+def _encode_chat(team: Team, agent: int, call: Call) -> np.ndarray:
     """Encodes a conversation; the agent's own system prompt opens it where it has none."""
     system, messages = team.profiles[agent].prompt, call.messages
     if system and not any(message["role"] == "system" for message in messages):
@@ -135,41 +158,49 @@ class History:
             raise ApiError(404, what, "model", "model_not_found")
         agent = names.index(model)
         check_tools(self._team.tokenizers[agent], call)
-        prompt, start, known = self._prompt(agent, call)
-        sampling = sampling_of(self._team, call, agent, len(prompt))
-        sees = self._sees(call.messages, known)
-        form = form_of(self._team, agent, call)
-        act = Act(agent, prompt, 0, sees, sampling, start, form=form)
-        return [act._replace(number=self._number(act, call.seed)) for _ in range(call.n)]
+        form, acts = form_of(self._team, agent, call), list[Act]()
+        for prompt, start, known in self._prompts(agent, call):
+            sampling = sampling_of(self._team, call, agent, len(prompt))
+            decode = self._team.decoders[agent]
+            text = {"role": "user", "content": decode(prompt.tolist()) if call.prompts else ""}
+            sees = self._sees((*call.messages, text), known)
+            act = Act(agent, prompt, 0, sees, sampling, start, form=form)
+            acts += [act._replace(number=self._number(act, call.seed)) for _ in range(call.n)]
+        return acts
 
     def take(self, call: Call, turns: Sequence[Turn]) -> list[Choice]:
         """Remembers the turns of a call, and makes its choices of them."""
         choices: list[Choice] = []
         for turn in turns:
             tokenizer = self._team.tokenizers[turn.agent]
-            text, calls = split_calls(tokenizer, call, turn.action, turn.text, f"c{turn.index:04d}")
+            text = turn.text
+            if call.prompts:
+                stop = call.stop or self._team.sampling[turn.agent].stop
+                text = continuation(tokenizer, turn.action, stop)
+            text, calls = split_calls(tokenizer, call, turn.action, text, f"c{turn.index:04d}")
             sampled = turn.action, turn.logprobs, turn.truncated, turn.prompt
             choice = Choice(text, *sampled, tokenizer.decode, calls=calls)
             choices.append(choice)
             spoken = _spoken(call, [*call.messages, choice.message])
-            self._said[turn.agent, spoken] = turn
+            if not call.prompts:
+                self._said[turn.agent, spoken] = turn
             self._turns.append(turn)
             self._written.append((turn.agent, spoken[-1]))
         return choices
 
-    def _prompt(self, agent: int, call: Call) -> tuple[np.ndarray, int, Turn | None]:
-        """Ids of a prompt, how many of them are known, and the turn that it continues, if any."""
+    def _prompts(self, agent: int, call: Call) -> list[tuple[np.ndarray, int, Turn | None]]:
+        """Ids of each prompt, how many of these are known, and the turn that it continues."""
         messages = call.messages
         last = max((i for i, m in enumerate(messages) if m["role"] == "assistant"), default=-1)
         spoken, new = _spoken(call, messages[: last + 1]), messages[last + 1 :]
         if new and (known := self._said.get((agent, spoken))) is not None:
             try:
                 if (act := self._team.resume(known, new, call.tools)) is not None:
-                    return act.prompt, act.start, known
+                    return [(act.prompt, act.start, known)]
             except BadInput:  # a template that cannot be continued
                 pass
         self.rewritten += last >= 0 and not self._is_of_another(agent, spoken[-1])
-        return prompt_of(self._team, agent, call), 0, None
+        return [(prompt, 0, None) for prompt in prompts_of(self._team, agent, call)]
 
     def _is_of_another(self, agent: int, message: Any) -> bool:
         """True for what others wrote and this agent did not: it is handed their conversation."""

@@ -154,12 +154,14 @@ def stream(
 
     async def events() -> AsyncIterator[str]:
         try:
+            body: dict[str, Any] = {}
             for body in begun:
                 yield _event(body)
             if later is not None:
                 async for body in later:
                     yield _event(body)
-            yield "data: [DONE]\n\n"
+            if "type" not in body:
+                yield "data: [DONE]\n\n"
         except (ApiError, BadInput, RunFailed) as error:
             yield _event(_refusal(error).body)
 
@@ -167,4 +169,5 @@ def stream(
 
 
 def _event(body: dict[str, Any]) -> str:
-    return f"data: {jsonlines.dumps(body)}\n\n"
+    name = f"event: {body['type']}\n" if "type" in body else ""
+    return f"{name}data: {jsonlines.dumps(body)}\n\n"

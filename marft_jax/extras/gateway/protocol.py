@@ -88,9 +88,10 @@ _FIELDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
 
 
 class Call(NamedTuple):
-    """A chat completion that is asked for.
+    """An answer that is asked for.
 
     Attributes:
+        prompts: texts or token ids that are continued as they are, instead of messages.
         sampling: fields of ``types.Sampling`` that differ from the agent's own.
         seed: None where the samples need not be repeatable.
         ids: also answer with token ids.
@@ -114,6 +115,12 @@ class Call(NamedTuple):
     form: str = ""
     required: tuple[str, ...] = ()
     parallel: bool = True
+    prompts: tuple[str | tuple[int, ...], ...] = ()
+
+    @property
+    def choices(self) -> int:
+        """Number of choices, of all prompts together."""
+        return self.n * max(1, len(self.prompts))
 
     @property
     def stop(self) -> tuple[str, ...]:
@@ -121,24 +128,36 @@ class Call(NamedTuple):
 
 
 def read_call(body: bytes) -> Call:
-    """Reads the body of a call.
+    """Reads a chat completion; raises ``ApiError``, 400, with the field that is wrong."""
+    return call_of(read_object(body))
 
-    Raises:
-        ApiError: 400, with the field that is wrong.
-    """
+
+def read_object(body: bytes) -> dict[str, Any]:
+    """Reads the fields of a call."""
     try:
         fields = foreign.loads(body.decode())
     except ValueError as error:
         raise ApiError(400, f"expected JSON: {error}"[:200]) from None
     if not isinstance(fields, dict):
         raise ApiError(400, f"expected a JSON object, got {shown(fields)}")
-    for name, neutral in _NEUTRAL.items():
+    return fields
+
+
+def refuse_unless_neutral(fields: Mapping[str, Any], known: Mapping[str, Sequence[Any]]) -> None:
+    """Refuses fields that are not offered, but for values that ask for nothing."""
+    for name, neutral in known.items():
         if fields.get(name) is not None and fields[name] not in neutral:
             raise ApiError(400, f"{name}: not offered here", name, "unsupported_parameter")
+
+
+def call_of(fields: Mapping[str, Any], prompts: Sequence[str | tuple[int, ...]] = ()) -> Call:
+    """Makes a call of the fields of a chat completion, with messages or with prompts."""
+    refuse_unless_neutral(fields, _NEUTRAL)
+    messages = [] if prompts else _field(fields, "messages", [])
     tools, required = _tools(fields)
     return Call(
         _field(fields, "model", ""),
-        tuple(_message(f"messages[{i}]", m) for i, m in enumerate(_field(fields, "messages", []))),
+        tuple(_message(f"messages[{i}]", m) for i, m in enumerate(messages)),
         _sampling(fields),
         _field(fields, "n", 1),
         _field(fields, "seed", None),
@@ -150,6 +169,7 @@ def read_call(body: bytes) -> Call:
         _form(fields),
         required,
         _field(fields, "parallel_tool_calls", True),
+        tuple(prompts),
     )
 
 

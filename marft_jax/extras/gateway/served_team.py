@@ -16,8 +16,9 @@ from marft_jax.extras.gateway.answers import Choice
 from marft_jax.extras.gateway.errors import ApiError
 from marft_jax.extras.gateway.history import (
     check_tools,
+    continuation,
     form_of,
-    prompt_of,
+    prompts_of,
     sampling_of,
     split_calls,
 )
@@ -28,7 +29,7 @@ from marft_jax.sampling.batcher import Batcher, Share
 from marft_jax.sampling.protocol import Completion, Request
 from marft_jax.sampling.stops import cut, text_of
 from marft_jax.team.prompts import Team
-from marft_jax.types import Episode, Player, Sample, Turn
+from marft_jax.types import Episode, Player, Sample, Sampling, Turn
 
 TEAM = "team"
 _UNGRADED = Grade(0.0, "not graded")
@@ -80,7 +81,8 @@ class ServedTeam:
     def text_of(self, call: Call, prompt: np.ndarray, ids: np.ndarray) -> str:
         """Text of an agent's ids."""
         tokenizer = self._team.tokenizers[self._team.names.index(call.model)]
-        return tokenizer.said(prompt.tolist(), ids.tolist())
+        said = tokenizer.said(prompt.tolist(), ids.tolist())
+        return tokenizer.decode(ids.tolist()) if call.prompts else said
 
     def stops_of(self, call: Call) -> tuple[str, ...]:
         """Texts that end what is streamed: an agent has its own."""
@@ -96,12 +98,13 @@ class ServedTeam:
     ) -> list[Choice]:
         check_tools(self._team.tokenizers[agent], call)
         form = form_of(self._team, agent, call)
-        prompt = prompt_of(self._team, agent, call)
         watch = None if call.tools else watch  # which is a call shows at its end
-        sampling = sampling_of(self._team, call, agent, len(prompt))
+        asked: list[tuple[np.ndarray, Sampling]] = []
+        for prompt in prompts_of(self._team, agent, call):
+            asked += [(prompt, sampling_of(self._team, call, agent, len(prompt)))] * call.n
         waits: list[asyncio.Future[Completion]] = []
         try:
-            for i in range(call.n):
+            for i, (prompt, sampling) in enumerate(asked):
                 key = (Stream.EVALUATION, 0, seed, i, agent)
                 request = Request(
                     prompt,
@@ -118,9 +121,15 @@ class ServedTeam:
             for wait in waits:
                 wait.cancel()
         tokenizer = self._team.tokenizers[agent]
-        return [_choice(call, prompt, sampling.stop, own, tokenizer) for own in done]
+        return [
+            _choice(call, prompt, sampling.stop, own, tokenizer)
+            for (prompt, sampling), own in zip(asked, done, strict=True)
+        ]
 
     async def _play(self, call: Call, seed: int) -> list[Choice]:
+        if call.prompts:
+            what = "prompt: not offered to a team; model: expected an agent"
+            raise ApiError(400, what, "prompt", "unsupported_parameter")
         if call.form:
             what = "response_format: not offered to a team; model: expected an agent"
             raise ApiError(400, what, "response_format", "unsupported_parameter")
@@ -158,6 +167,7 @@ def _choice(
     ids, logprobs, why, *_ = completion
     said = functools.partial(tokenizer.said, prompt.tolist())
     text = text_of(ids.tolist(), stop, said).rstrip("\ufffd")  # half a character
+    text = continuation(tokenizer, ids, stop) if call.prompts else text
     text, calls = split_calls(tokenizer, call, ids, text, secrets.token_hex(3)[:5])
     return Choice(text, ids, logprobs, why == "length", prompt, tokenizer.decode, calls=calls)
 

@@ -115,9 +115,9 @@ class Tokenizer:
         """The tokenizer of transformers."""
         return self._tokenizer
 
-    def encode(self, text: str) -> list[int]:
-        """Ids of ``text``, without tokens before or after it."""
-        return list(self._tokenizer.encode(text, add_special_tokens=False))
+    def encode(self, text: str, *, special: bool = False) -> list[int]:
+        """Ids of ``text``, without tokens before or after it unless they are asked for."""
+        return list(self._tokenizer.encode(text, add_special_tokens=special))
 
     def decode(self, ids: Sequence[int], *, special: bool = False) -> str:
         """Text of ``ids``, without special and eos tokens unless they are asked for."""

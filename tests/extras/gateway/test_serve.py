@@ -10,36 +10,27 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 import tracemalloc
 
 import httpx
-import jax
-import jax.numpy as jnp
 import numpy as np
 import other_tokenizer
 import pytest
+from serving import KEY, events, saved_run, served
 
-from marft_jax import cli
 from marft_jax.engine.engine import Engine
 from marft_jax.extras.gateway import answers, protocol, warm_up
 from marft_jax.extras.gateway import command as serve
 from marft_jax.extras.gateway.app import Metrics
 from marft_jax.extras.gateway.errors import ApiError
-from marft_jax.extras.gateway.http import Limits, make_server
+from marft_jax.extras.gateway.http import Limits
 from marft_jax.models.tokenizers.tokenizer import ByteTokenizer
-from marft_jax.run.directory import write_settings
 from marft_jax.run.loaded_team import LoadedTeam
 from marft_jax.run.metrics import Compilations
-from marft_jax.run.models import open_models
-from marft_jax.run.saving import open_checkpoints
-from marft_jax.run.states import restore_state
-from marft_jax.team.team_files import load_team
 
 TASKS = [f"{a}+{b}+{a * b % 10}=?" for a, b in ((3, 4), (5, 9), (0, 7), (8, 8))]
 LIMITS = Limits(body=4000, choices=6, read_seconds=3.0, seconds=60.0, idle_seconds=2)
-KEY = "a key"
 _SCHEMA = {"type": "object", "properties": {"word": {"type": "string"}}, "required": ["word"]}
 FORM = {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": _SCHEMA}}}
 FOREIGN = "ключ voilà"
@@ -49,52 +40,6 @@ FOREIGN = "ключ voilà"
 def run(tmp_path_factory, one_device):
     """Two checkpoints with random adapters: each agent writes something of its own."""
     return saved_run(tmp_path_factory.mktemp("serve") / "run")
-
-
-def saved_run(folder, team=None):
-    config = cli.configure(run={"dir": str(folder)}, rollout={"slots": 8})
-    blueprint = load_team(team)
-    with open_models(config, blueprint) as models:
-        fresh, rng = restore_state(models, None), np.random.default_rng(0)
-        folder.mkdir()
-        write_settings(folder, models.config, blueprint)
-        with open_checkpoints(models) as checkpoints:
-            for step in (1, 3):
-                noise = jax.tree.map(
-                    lambda x: x + rng.normal(0, 0.05, x.shape).astype(x.dtype), fresh.adapters
-                )
-                saved = fresh.with_adapters(noise)._replace(step=jnp.int32(step))
-                checkpoints.save(step, saved)
-    return folder
-
-
-@contextlib.contextmanager
-def served(run, **given):
-    """Serves a run; yields a client, and after it all is gone that was begun."""
-    limits = given.get("limits", Limits())
-    before = set(threading.enumerate())
-    with (
-        serve.open_app(run, cli.configure_run(run), **given) as app,
-        socket.create_server(("127.0.0.1", 0)) as listener,
-    ):
-        server = make_server(app, limits)
-        thread = threading.Thread(target=server.run, args=([listener],))
-        thread.start()
-        head = {"authorization": f"Bearer {KEY}"}
-        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-        with httpx.Client(base_url=url, headers=head, timeout=120) as client:
-            try:
-                while not server.started:
-                    time.sleep(0.01)
-                yield client
-            finally:
-                server.should_exit = True
-                thread.join(30)
-        assert not thread.is_alive()
-    deadline = time.monotonic() + 60
-    while left := {t for t in set(threading.enumerate()) - before if t.name != "signals"}:
-        assert time.monotonic() < deadline, left
-        time.sleep(0.05)
 
 
 @pytest.fixture(scope="module")
@@ -123,12 +68,6 @@ def answer(client, *args, **fields):
 
 def text_of(body):
     return body["choices"][0]["message"]["content"]
-
-
-def events(reply):
-    lines = [line for line in reply.text.split("\n\n") if line]
-    assert lines[-1] == "data: [DONE]"
-    return [json.loads(line.removeprefix("data: ")) for line in lines[:-1]]
 
 
 @pytest.mark.slow
@@ -644,7 +583,7 @@ def test_counters_keep_their_digits():
 
 @pytest.mark.parametrize(
     ("method", "path", "status"),
-    [("GET", "/v1/chat/completions", 405), ("POST", "/v1/responses", 404), ("GET", "/", 404),
+    [("GET", "/v1/chat/completions", 405), ("POST", "/v1/embeddings", 404), ("GET", "/", 404),
      ("DELETE", "/v1/models", 405), ("GET", "/v1/../../etc/passwd", 404)],
 )  # fmt: skip
 def test_other_places_are_refused(guarded, method, path, status):

@@ -1,0 +1,55 @@
+"""Completions: a text, or token ids, continued as they are."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+from marft_jax.extras.gateway.answers import Answer, Choice
+from marft_jax.extras.gateway.errors import ApiError
+from marft_jax.extras.gateway.protocol import call_of, read_object, refuse_unless_neutral
+from marft_jax.plugins import shown, text_of
+
+_NEUTRAL: dict[str, Sequence[Any]] = {"suffix": ("",), "best_of": (1,), "logprobs": (0, False)}
+_TOKENS = 16  # of an answer whose call gives no limit
+
+
+def read(body: bytes) -> Answer:
+    """Reads the body of a completion; raises ``ApiError``, 400, with the field that is wrong."""
+    fields = read_object(body)
+    refuse_unless_neutral(fields, _NEUTRAL)
+    given = {"max_tokens": _TOKENS} | {k: v for k, v in fields.items() if v is not None}
+    given["logprobs"] = fields.get("logprobs") is not None
+    return _Completion(call_of(given, _prompts(fields.get("prompt"))))
+
+
+def _prompts(given: Any) -> list[str | tuple[int, ...]]:
+    many = given if isinstance(given, list) and not _is_ids(given) else [given]
+    if not many or not all(isinstance(one, str) or _is_ids(one) for one in many):
+        what = "a text, token ids, or a list of these"
+        raise ApiError(400, f"prompt: expected {what}, got {shown(given)}", "prompt")
+    return [text_of("prompt", one) if isinstance(one, str) else tuple(one) for one in many]
+
+
+def _is_ids(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(type(one) is int for one in value)
+
+
+class _Completion(Answer):
+    prefix, objects = "cmpl", ("text_completion", "text_completion")
+
+    def _said(self, choice: Choice) -> dict[str, Any]:
+        own = {"text": choice.text}
+        return own | ({"prompt_token_ids": choice.prompt.tolist()} if self.call.ids else {})
+
+    def _more(self, index: int, thought: str, text: str, end: Choice | None) -> dict[str, Any]:
+        return {"text": text}
+
+    def _logprobs(self, choice: Choice) -> dict[str, Any]:
+        rows = self._rows(choice)
+        tokens, logprobs = zip(*((row["token"], row["logprob"]) for row in rows), strict=True)
+        offsets = [0, *itertools.accumulate(map(len, tokens))][:-1]
+        most = [{token: logprob} for token, logprob in zip(tokens, logprobs, strict=True)]
+        found = dict(text_offset=offsets, token_logprobs=logprobs, tokens=tokens)
+        return found | {"top_logprobs": most}

@@ -1,0 +1,167 @@
+"""Completions and responses: read, answered and trained as chat completions are."""
+
+from __future__ import annotations
+
+import json
+
+import httpx
+import numpy as np
+import pytest
+from programs import play
+from serving import KEY, events, saved_run, served
+
+from marft_jax.extras.gateway import completions, responses
+from marft_jax.extras.gateway.answers import Choice
+from marft_jax.extras.gateway.errors import ApiError
+from marft_jax.models.tokenizers.tokenizer import ByteTokenizer
+
+TASK = "1+2+3=?"
+TOOL = {"name": "add", "parameters": {"type": "object"}}
+
+
+@pytest.fixture(scope="module")
+def client(tmp_path_factory, one_device):
+    with served(saved_run(tmp_path_factory.mktemp("paths") / "run"), keys=[KEY]) as client:
+        yield client
+
+
+def post(client, path, **fields):
+    reply = client.post(f"/v1/{path}", json={"model": "solver", **fields})
+    assert reply.status_code == 200, reply.text
+    return reply
+
+
+def test_a_chat_a_completion_of_its_prompt_and_a_response_have_the_same_text(client):
+    messages = [{"role": "system", "content": "s"}, {"role": "user", "content": TASK}]
+    chat = post(client, "chat/completions", messages=messages, return_token_ids=True).json()
+    ids, limit = chat["prompt_token_ids"], {"max_tokens": 24}
+    text = ByteTokenizer().decode(ids, special=True)
+    message = chat["choices"][0]["message"]["content"]
+    for prompt in (ids, text, [text], [ids]):
+        body = post(client, "completions", prompt=prompt, **limit).json()
+        assert body["choices"][0]["text"].strip() == message and body["usage"] == chat["usage"]
+    body = post(client, "responses", input=TASK, instructions="s").json()
+    [item] = body["output"]
+    assert item["content"][0]["text"] == message
+    why = {"stop": "completed", "length": "incomplete"}[chat["choices"][0]["finish_reason"]]
+    assert body["status"] == why
+    assert body["usage"]["output_tokens"] == chat["usage"]["completion_tokens"]
+
+
+def test_a_completion_keeps_the_white_space_around_it_and_each_prompt_has_its_choices(
+    client, monkeypatch
+):
+    written = [*b" \n a b \n"]
+    decode = lambda self, ids, special=False: bytes(written[: len(ids)]).decode()  # noqa: E731
+    monkeypatch.setattr(ByteTokenizer, "decode", decode)
+    fields = dict(prompt=[[49], [50, 51]], n=2, max_tokens=8, temperature=5.0, top_k=255, seed=1)
+    body = post(client, "completions", logprobs=0, **fields).json()
+    assert [choice["index"] for choice in body["choices"]] == [0, 1, 2, 3]
+    assert body["usage"]["prompt_tokens"] == 3
+    chunks = events(post(client, "completions", stream=True, **fields))
+    for choice in body["choices"]:
+        assert choice["text"].startswith(" \n a"[: len(choice["text"])])
+        assert "".join(choice["logprobs"]["tokens"]) == choice["text"]
+        own = [c["text"] for e in chunks for c in e["choices"] if c["index"] == choice["index"]]
+        assert "".join(own) == choice["text"]
+
+
+def test_the_events_of_a_response_add_up_to_it(client):
+    fields = dict(input=TASK, temperature=1.0, seed=3)
+    whole = post(client, "responses", **fields).json()
+    lines = post(client, "responses", stream=True, **fields).text.split("\n\n")[:-1]
+    found = [json.loads(line.partition("\ndata: ")[2]) for line in lines]
+    assert [f"event: {event['type']}" for event in found] == [x.split("\n")[0] for x in lines]
+    assert [event["sequence_number"] for event in found] == list(range(len(found)))
+    last = found[-1]["response"]
+    assert last["output"][0]["content"] == whole["output"][0]["content"]
+    text = "".join(e["delta"] for e in found if e["type"] == "response.output_text.delta")
+    assert text == whole["output"][0]["content"][0]["text"]
+
+
+def test_thoughts_text_and_calls_of_a_response_are_items_of_their_own():
+    body = json.dumps({"model": "solver", "input": "a", "include": None}).encode()
+    answer, ids = responses.read(body), np.array([ByteTokenizer.END])
+    call = {"id": "c", "type": "function", "function": {"name": "add", "arguments": "{}"}}
+    text = "<think>so</think> It is"
+    choice = Choice(text, ids, ids * 1.0, True, ids, ByteTokenizer().decode, calls=(call,))
+    found = [*answer.piece(0, "s", ""), *answer.ends([choice], [("s", "")])]
+    last = found[-1]["response"]
+    assert [item["type"] for item in last["output"]] == ["reasoning", "message", "function_call"]
+    assert last["output"][0]["content"] == [{"type": "reasoning_text", "text": "so"}]
+    assert last["output"][2]["call_id"] == "c" and last["output"][2]["arguments"] == "{}"
+    assert last["incomplete_details"] == {"reason": "max_output_tokens"}
+    done = [event["item"] for event in found if event["type"] == "response.output_item.done"]
+
+    assert done == last["output"]
+
+
+def test_items_of_a_response_are_messages_of_a_chat():
+    said = {"role": "assistant", "content": [{"type": "output_text", "text": "let me"}]}
+    runs = [{"type": "function_call", "call_id": i, "name": "add", "arguments": "{}"} for i in "ab"]
+    ran = [{"type": "function_call_output", "call_id": i, "output": i} for i in "ab"]
+    fields = {"instructions": "be", "tools": [{"type": "function", **TOOL}]}
+    fields |= {
+        "input": [{"role": "user", "content": "x"}, {"type": "reasoning"}, said, *runs, *ran]
+    }
+    fields |= {"tool_choice": {"type": "function", "name": "add"}, "max_output_tokens": 5}
+    call = responses.read(json.dumps({"model": "solver", **fields}).encode()).call
+    assert [m["role"] for m in call.messages] == ["system", "user", "assistant", "tool", "tool"]
+    assert call.messages[2]["content"] == "let me" and len(call.messages[2]["tool_calls"]) == 2
+    assert call.tools == ({"type": "function", "function": TOOL},)
+    assert call.required == ("add",) and call.sampling["max_new_tokens"] == 5
+
+
+@pytest.mark.parametrize(
+    ("read", "given", "named"),
+    [
+        (completions.read, {"prompt": None}, "prompt"),
+        (completions.read, {"prompt": []}, "prompt"),
+        (completions.read, {"prompt": ["a", 3]}, "prompt"),
+        (completions.read, {"prompt": [True]}, "prompt"),
+        (completions.read, {"prompt": "a", "echo": True}, "echo"),
+        (completions.read, {"prompt": "a", "logprobs": 3}, "logprobs"),
+        (responses.read, {"input": 3}, "input"),
+        (responses.read, {"input": [{"type": "computer_call"}]}, "input"),
+        (responses.read, {"input": "a", "tools": [{"type": "web_search"}]}, "tools"),
+        (responses.read, {"input": "a", "text": "json"}, "text"),
+        (responses.read, {"input": "a", "previous_response_id": "r"}, "previous_response_id"),
+        (responses.read, {"input": "a", "background": True}, "background"),
+    ],
+    ids=str,
+)
+def test_what_is_wrong_or_not_offered_is_named(read, given, named):
+    with pytest.raises(ApiError, match=named) as error:
+        read(json.dumps({"model": "solver", **given}).encode())
+    assert error.value.status == 400
+
+
+@pytest.mark.parametrize("prompt", ["", [300], [-1], [255, 5000]], ids=str)
+def test_a_prompt_of_ids_without_a_token_is_refused(client, prompt):
+    reply = client.post("/v1/completions", json={"model": "solver", "prompt": prompt})
+    assert reply.status_code == 400 and reply.json()["error"]["param"] == "prompt"
+    reply = client.post("/v1/completions", json={"model": "team", "prompt": "a"})
+    assert reply.status_code == 400
+
+
+def test_a_program_may_use_each_path_and_a_conversation_goes_on_by_its_ids(monkeypatch):
+    def run(task, client):
+        head = {"authorization": f"Bearer {client.api_key}"}
+        with httpx.Client(headers=head, base_url=client.base_url) as http:
+            first = {"role": "user", "content": f"t{task}"}
+            body = http.post("responses", json={"model": "solver", "input": [first]}).json()
+            text = body["output"][0]["content"][0]["text"]
+            later = [first, *body["output"], {"role": "user", "content": "so?"}]
+            http.post("responses", json={"model": "solver", "input": later, "stream": True})
+            fields = {"model": "planner", "prompt": [f"of {text}", [5, 6]], "n": 2}
+            http.post("completions", json=fields)
+        return 1.0
+
+    played, _ = play(run, monkeypatch, (1, 2))
+    for episode in played.episodes:
+        assert [turn.name for turn in episode.turns] == ["solver"] * 2 + ["planner"] * 4
+        begun, later, *continued = episode.turns
+        assert later.start == len(begun.prompt) + len(begun.action) and later.sees == (0,)
+        assert continued[0].sees and not continued[3].sees
+        assert continued[3].prompt.tolist() == [5, 6]
+        assert episode.results[0].info["rewritten"] == 0
