@@ -360,7 +360,7 @@ def _form(opens: str, parse: Any, closes: str, token: str = "", **more: Any) -> 
 
 _NAME = r"(?P<name>[^\s<>{}\[\]:\"|]+)"
 _BLOCK = r"\s*(?:```\w*\s*)?"
-_REST = r"[\s,;}\]`]*(</tool_call>)?"  # some models write a bracket too many
+_REST = r"[\s,;}\]`]*(</tool_call>|</?[a-z_]*\Z)?"  # a bracket too many, or cut off in the tag
 _HEAD = r"(?:(?!<\|(?:start|message|end)\|>).)*"
 
 FORMS = {

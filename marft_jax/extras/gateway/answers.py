@@ -109,8 +109,7 @@ class Answer:
             for i, choice in enumerate(choices)
         ]
         body = self._body(self.objects[0], found) | {"usage": usage(choices, self.call.n)}
-        ids = self.call.ids and not self.call.prompts
-        return body | ({"prompt_token_ids": choices[0].prompt.tolist()} if ids else {})
+        return body | self._read(choices[0])
 
     def piece(
         self, index: int, thought: str, text: str, end: Choice | None = None
@@ -118,7 +117,10 @@ class Answer:
         """Bodies of chunks: more text of a choice; with its end, all that is said of it."""
         choice = {"index": index} | self._more(index, thought, text, end) | {"finish_reason": None}
         choice |= {} if end is None else self._end(end)
-        yield self._body(self.objects[1], [choice])
+        yield self._body(self.objects[1], [choice]) | ({} if end is None else self._read(end))
+
+    def _read(self, choice: Choice) -> dict[str, Any]:
+        return {"prompt_token_ids": choice.prompt.tolist()} if self.call.ids else {}
 
     def _said(self, choice: Choice) -> dict[str, Any]:
         return {"message": choice.message}

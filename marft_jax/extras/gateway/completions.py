@@ -39,9 +39,14 @@ def _is_ids(value: Any) -> bool:
 class _Completion(Answer):
     prefix, objects = "cmpl", ("text_completion", "text_completion")
 
+    def _read(self, choice: Choice) -> dict[str, Any]:
+        return {}  # each choice has its own
+
+    def _end(self, choice: Choice) -> dict[str, Any]:
+        return super()._end(choice) | super()._read(choice)
+
     def _said(self, choice: Choice) -> dict[str, Any]:
-        own = {"text": choice.text}
-        return own | ({"prompt_token_ids": choice.prompt.tolist()} if self.call.ids else {})
+        return {"text": choice.text}
 
     def _more(self, index: int, thought: str, text: str, end: Choice | None) -> dict[str, Any]:
         return {"text": text}

@@ -27,10 +27,23 @@ _NEUTRAL: dict[str, Sequence[Any]] = {
     "presence_penalty": (0,),
     "frequency_penalty": (0,),
     "audio": (),
-    "prefix": (False,),
-    "echo": (False,),
+    **dict.fromkeys(
+        ("prefix", "echo", "ignore_eos", "include_stop_str_in_output", "use_beam_search"), (False,)
+    ),
+    "continue_final_message": (False,),
+    "add_generation_prompt": (True,),
+    "skip_special_tokens": (True,),
+    **dict.fromkeys(("repetition_penalty", "length_penalty"), (1,)),
+    "min_tokens": (0,),
+    **dict.fromkeys(("stop_token_ids", "bad_words", "documents"), ([],)),
+    **dict.fromkeys(
+        ("allowed_token_ids", "truncate_prompt_tokens", "prompt_logprobs", "structured_outputs"), ()
+    ),
+    "chat_template": (),
+    "chat_template_kwargs": ({},),
 }
-"""Fields that are not offered, each with its values that ask for nothing."""
+"""Fields of OpenAI and of other servers that change an answer and are not offered, each with its
+values that ask for nothing."""
 _MOST_TOKENS = ("max_completion_tokens", "max_tokens")
 _MINUS_ONE = {"top_k": 0, "seed": None} | dict.fromkeys(_MOST_TOKENS)
 """What -1 stands for in calls for other servers."""
@@ -153,6 +166,8 @@ def refuse_unless_neutral(fields: Mapping[str, Any], known: Mapping[str, Sequenc
 def call_of(fields: Mapping[str, Any], prompts: Sequence[str | tuple[int, ...]] = ()) -> Call:
     """Makes a call of the fields of a chat completion, with messages or with prompts."""
     refuse_unless_neutral(fields, _NEUTRAL)
+    if fields.get("stream_options") and not _field(fields, "stream", False):
+        raise ApiError(400, "stream_options: expected together with stream: true", "stream_options")
     messages = [] if prompts else _field(fields, "messages", [])
     tools, required = _tools(fields)
     return Call(
@@ -196,9 +211,9 @@ def _tools(fields: Mapping[str, Any]) -> tuple[tuple[dict[str, Any], ...], tuple
 
 def _form(fields: Mapping[str, Any]) -> str:
     """Reads ``response_format``: the JSON schema that it asks for, or ""."""
-    name, given = "response_format", fields.get("response_format") or {"type": "text"}
+    name, given = "response_format", fields.get("response_format")
     match given:
-        case {"type": "text"}:
+        case None | {"type": "text"}:
             return ""
         case {"type": "json_object"}:
             schema = {"type": "object"}
@@ -234,7 +249,7 @@ def _field(fields: Mapping[str, Any], name: str, default: Any) -> Any:
 def _sampling(fields: Mapping[str, Any]) -> dict[str, Any]:
     stop = fields.get("stop")
     stop = (stop,) if isinstance(stop, str) else tuple(stop) if isinstance(stop, list) else stop
-    fields = {**fields, "stop": stop or None}
+    fields = {**fields, "stop": None if stop == () else stop}
     names = [name for name in SAMPLING if name != "max_new_tokens"]
     found = {name: _field(fields, name, None) for name in names}
     most = [_field(fields, name, None) for name in _MOST_TOKENS]

@@ -19,20 +19,17 @@ _NEUTRAL: dict[str, Sequence[Any]] = {
     "prompt": (),
     "n": (1,),
 }
-_SAME = "model temperature top_p top_k min_p seed stop stream parallel_tool_calls top_logprobs "
-_SAME += "presence_penalty frequency_penalty logit_bias return_token_ids"
-_SHOWN = (
-    "instructions metadata temperature top_p max_output_tokens max_tool_calls tool_choice tools "
-)
-_SHOWN += "parallel_tool_calls reasoning text top_logprobs truncation user"
-_DEFAULTS = {"tool_choice": "auto", "tools": [], "parallel_tool_calls": True}
+_SHOWN = "instructions metadata temperature top_p max_output_tokens max_tool_calls tool_choice "
+_SHOWN += "tools parallel_tool_calls reasoning text top_logprobs truncation user"
+_DEFAULTS = {"tool_choice": "auto", "tools": [], "parallel_tool_calls": True, "background": False}
+_DEFAULTS |= {"truncation": "disabled", "presence_penalty": 0.0, "frequency_penalty": 0.0}
 
 
 def read(body: bytes) -> Answer:
     """Reads the body of a response; raises ``ApiError``, 400, with the field that is wrong."""
     fields = read_object(body)
     refuse_unless_neutral(fields, _NEUTRAL)
-    given = {name: fields.get(name) for name in _SAME.split()}
+    given = {**fields, "max_tokens": None, "stream_options": None}
     given["max_completion_tokens"] = fields.get("max_output_tokens")
     given["logprobs"] = "message.output_text.logprobs" in _expected(fields, "include", list, [])
     given["response_format"] = _form(_expected(fields, "text", dict, {}).get("format"))
@@ -106,7 +103,7 @@ class _Response(Answer):
     def __init__(self, call: Call, fields: Mapping[str, Any]):
         super().__init__(call)
         self._shown = {name: fields.get(name) for name in _SHOWN.split()}
-        self._shown |= {k: v for k, v in _DEFAULTS.items() if self._shown[k] is None}
+        self._shown |= {k: v for k, v in _DEFAULTS.items() if self._shown.get(k) is None}
         self._id = self._id.replace("-", "_")
         self._items: list[dict[str, Any]] = []
         self._text: str | None = None  # so far, of the last item, while it is open
@@ -163,7 +160,7 @@ class _Response(Answer):
         """Ends the message or the thought that is open."""
         if (text := self._text) is None:
             return
-        logprobs = {"logprobs": []} if self._items[-1]["type"] == "message" else {}
+        logprobs = {"logprobs": rows or []} if self._items[-1]["type"] == "message" else {}
         yield self._event(f"{self._name}.done", **self._place, text=text, **logprobs)
         part, self._text = self._part(text, rows), None
         yield self._event("content_part.done", **self._place, part=part)

@@ -453,6 +453,15 @@ def test_what_asks_for_nothing_and_what_nobody_knows_is_ignored(guarded):
         ({"logit_bias": None, "n": None, "stream": None, "logprobs": None, "seed": -1}, {}),
         ({"frequency_penalty": 0.0, "presence_penalty": None, "top_logprobs": None}, {}),
         ({"tools": None, "tool_choice": None, "response_format": None, "functions": None}, {}),
+        (
+            {
+                "stop_token_ids": [],
+                "min_tokens": 0,
+                "repetition_penalty": 1.0,
+                "stream_options": {},
+            },
+            {},
+        ),
     ],
 )
 def test_values_that_other_servers_take_for_the_default_are_the_default(given, sampling):
@@ -467,7 +476,9 @@ def test_values_that_other_servers_take_for_the_default_are_the_default(given, s
         {"top_k": -2}, {"top_k": 1.5}, {"top_k": "all"}, {"top_k": True}, {"top_p": -1},
         {"temperature": -1}, {"min_p": -1}, {"n": -1}, {"max_tokens": -2}, {"max_tokens": 0},
         {"seed": -1.5}, {"seed": "-1"}, {"stop": [None]}, {"presence_penalty": -1},
-        {"top_logprobs": -1}, {"logit_bias": {"1": 1}},
+        {"top_logprobs": -1}, {"logit_bias": {"1": 1}}, {"stop": {}}, {"response_format": {}},
+        {"stop_token_ids": [1]}, {"min_tokens": 2}, {"structured_outputs": {"choice": ["a"]}},
+        {"repetition_penalty": 1.5}, {"stream_options": {"include_usage": True}},
     ],
     ids=str,
 )  # fmt: skip

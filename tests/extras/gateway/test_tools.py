@@ -13,7 +13,7 @@ from programs import LLAMA, MISTRAL, TAGGED, play, with_template
 from marft_jax.extras.gateway.errors import ApiError
 from marft_jax.extras.gateway.protocol import read_call
 from marft_jax.models.tokenizers.tokenizer import FALLBACK_TEMPLATE, ByteTokenizer
-from marft_jax.tools import for_model
+from marft_jax.tools import find_calls, for_model
 
 ADD = {"type": "function", "function": {"name": "add", "description": "adds", "parameters": {}}}
 ANOTHER = TAGGED.replace('"name": "', "call: ").replace('", "arg', ", arg")
@@ -52,6 +52,13 @@ FORMS = {
     "fenced": (FALLBACK_TEMPLATE, "```call add\n%s\n```", "```call add\n%s\n```\n" * 2),
 }
 """Templates, and how a model calls a tool there once and twice."""
+
+
+@pytest.mark.parametrize("cut", ["<", "</", "</tool_", "</tool_call"])
+def test_a_call_that_is_cut_off_in_its_closing_tag_leaves_no_text(cut):
+    written = f"ok <tool_call>{ONE % '{}'}\n{cut}"
+    content, calls = find_calls([*written.encode()], [ADD], with_template(TAGGED))
+    assert content.strip() == "ok" and len(calls) == 1
 
 
 def speak(request):
