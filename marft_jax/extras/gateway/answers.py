@@ -91,11 +91,11 @@ class Answer:
         call: what is answered.
     """
 
-    prefix, objects = "chatcmpl", ("chat.completion", "chat.completion.chunk")
+    prefix, objects = "chatcmpl-", ("chat.completion", "chat.completion.chunk")
 
     def __init__(self, call: Call):
         self.call = call
-        self._id, self._created = f"{self.prefix}-{uuid.uuid4().hex}", int(time.time())
+        self._id, self._created = f"{self.prefix}{uuid.uuid4().hex}", int(time.time())
         self._begun: set[int] = set()
 
     def parted(self, text: str) -> Parted:

@@ -37,7 +37,7 @@ def _is_ids(value: Any) -> bool:
 
 
 class _Completion(Answer):
-    prefix, objects = "cmpl", ("text_completion", "text_completion")
+    prefix, objects = "cmpl-", ("text_completion", "text_completion")
 
     def _read(self, choice: Choice) -> dict[str, Any]:
         return {}  # each choice has its own

@@ -20,27 +20,20 @@ from marft_jax.team.profiles import SAMPLING
 _MOST_CHOICES = 128
 _ROLES = {name: name for name in ("system", "user", "assistant", "tool")} | {"developer": "system"}
 _NEUTRAL: dict[str, Sequence[Any]] = {
-    "functions": ([],),
-    "modalities": (["text"],),
-    "logit_bias": ({},),
-    "top_logprobs": (0,),
-    "presence_penalty": (0,),
-    "frequency_penalty": (0,),
-    "audio": (),
-    **dict.fromkeys(
-        ("prefix", "echo", "ignore_eos", "include_stop_str_in_output", "use_beam_search"), (False,)
-    ),
-    "continue_final_message": (False,),
-    "add_generation_prompt": (True,),
-    "skip_special_tokens": (True,),
-    **dict.fromkeys(("repetition_penalty", "length_penalty"), (1,)),
-    "min_tokens": (0,),
-    **dict.fromkeys(("stop_token_ids", "bad_words", "documents"), ([],)),
-    **dict.fromkeys(
-        ("allowed_token_ids", "truncate_prompt_tokens", "prompt_logprobs", "structured_outputs"), ()
-    ),
-    "chat_template": (),
-    "chat_template_kwargs": ({},),
+    name: values
+    for names, values in (
+        ("audio allowed_token_ids truncate_prompt_tokens prompt_logprobs structured_outputs", ()),
+        ("chat_template", ()),
+        ("prefix echo ignore_eos include_stop_str_in_output use_beam_search", (False,)),
+        ("continue_final_message", (False,)),
+        ("add_generation_prompt skip_special_tokens", (True,)),
+        ("top_logprobs presence_penalty frequency_penalty min_tokens", (0,)),
+        ("repetition_penalty length_penalty", (1,)),
+        ("functions stop_token_ids bad_words documents", ([],)),
+        ("logit_bias chat_template_kwargs", ({},)),
+        ("modalities", (["text"],)),
+    )
+    for name in names.split()
 }
 """Fields of OpenAI and of other servers that change an answer and are not offered, each with its
 values that ask for nothing."""
@@ -85,7 +78,9 @@ _FIELDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "messages": ("a list, not empty", lambda v: isinstance(v, list) and bool(v)),
     "n": (f"1 to {_MOST_CHOICES}", lambda v: _is_whole(v) and 1 <= v <= _MOST_CHOICES),
     "seed": ("a whole number", _is_whole),
-    "stream_options": ("an object", lambda v: isinstance(v, dict)),
+    **dict.fromkeys(("stream_options", "text"), ("an object", lambda v: isinstance(v, dict))),
+    "include": ("a list", _list_of(lambda _: True)),
+    "instructions": ("a text", lambda v: isinstance(v, str)),
     "tools": ('a list of {"type": "function", "function": {"name": ...}}', _list_of(_is_tool)),
     "tool_choice": (
         'auto, none, required, {"type": "function", "function": {"name": ...}}, or {"type": '
@@ -166,33 +161,33 @@ def refuse_unless_neutral(fields: Mapping[str, Any], known: Mapping[str, Sequenc
 def call_of(fields: Mapping[str, Any], prompts: Sequence[str | tuple[int, ...]] = ()) -> Call:
     """Makes a call of the fields of a chat completion, with messages or with prompts."""
     refuse_unless_neutral(fields, _NEUTRAL)
-    if fields.get("stream_options") and not _field(fields, "stream", False):
+    if fields.get("stream_options") and not field(fields, "stream", False):
         raise ApiError(400, "stream_options: expected together with stream: true", "stream_options")
-    messages = [] if prompts else _field(fields, "messages", [])
+    messages = [] if prompts else field(fields, "messages", [])
     tools, required = _tools(fields)
     return Call(
-        _field(fields, "model", ""),
+        field(fields, "model", ""),
         tuple(_message(f"messages[{i}]", m) for i, m in enumerate(messages)),
         _sampling(fields),
-        _field(fields, "n", 1),
-        _field(fields, "seed", None),
-        _field(fields, "stream", False),
-        _field(_field(fields, "stream_options", {}), "include_usage", False),
-        _field(fields, "logprobs", False),
-        _field(fields, "return_token_ids", False),
+        field(fields, "n", 1),
+        field(fields, "seed", None),
+        field(fields, "stream", False),
+        field(field(fields, "stream_options", {}), "include_usage", False),
+        field(fields, "logprobs", False),
+        field(fields, "return_token_ids", False),
         tools,
         _form(fields),
         required,
-        _field(fields, "parallel_tool_calls", True),
+        field(fields, "parallel_tool_calls", True),
         tuple(prompts),
     )
 
 
 def _tools(fields: Mapping[str, Any]) -> tuple[tuple[dict[str, Any], ...], tuple[str, ...]]:
     """Reads the tools that may be called, and the names of those of which one must be called."""
-    tools = tuple(_field(fields, "tools", []))
+    tools = tuple(field(fields, "tools", []))
     names = tuple(tool["function"]["name"] for tool in tools)
-    chosen, mode, given = names, _field(fields, "tool_choice", "auto"), fields.get("tool_choice")
+    chosen, mode, given = names, field(fields, "tool_choice", "auto"), fields.get("tool_choice")
     match mode:
         case {"allowed_tools": {"mode": mode, "tools": some}}:
             chosen = tuple(tool["function"]["name"] for tool in some)
@@ -230,7 +225,7 @@ def _form(fields: Mapping[str, Any]) -> str:
     return text
 
 
-def _field(fields: Mapping[str, Any], name: str, default: Any) -> Any:
+def field(fields: Mapping[str, Any], name: str, default: Any) -> Any:
     """Reads and checks a field; null is the default."""
     value = default if fields.get(name) is None else fields[name]
     value = _MINUS_ONE[name] if value == -1 and name in _MINUS_ONE else value
@@ -251,8 +246,8 @@ def _sampling(fields: Mapping[str, Any]) -> dict[str, Any]:
     stop = (stop,) if isinstance(stop, str) else tuple(stop) if isinstance(stop, list) else stop
     fields = {**fields, "stop": None if stop == () else stop}
     names = [name for name in SAMPLING if name != "max_new_tokens"]
-    found = {name: _field(fields, name, None) for name in names}
-    most = [_field(fields, name, None) for name in _MOST_TOKENS]
+    found = {name: field(fields, name, None) for name in names}
+    most = [field(fields, name, None) for name in _MOST_TOKENS]
     found["max_new_tokens"] = next((number for number in most if number is not None), None)
     return {name: value for name, value in found.items() if value is not None}
 
@@ -273,7 +268,7 @@ def _message(where: str, message: Any) -> Message:
     own: dict[str, Any] = {"role": _ROLES[role], "content": content}
     if role == "tool":
         own["tool_call_id"] = str(message.get("tool_call_id") or "")
-    if role == "assistant" and (calls := _field(message, "tool_calls", [])):
+    if role == "assistant" and (calls := field(message, "tool_calls", [])):
         own["tool_calls"] = [_call(call) for call in calls]
     return own
 
