@@ -372,9 +372,6 @@ MEANT: dict[str, list[tuple[str, str]]] = {
     "Beside calls, an empty content is null.": [
         ("tool_choice|response_format", r"without choices\[\]\.message\.content "),
     ],
-    "With tools and a form, an answer is a call or follows the form.": [
-        ('"tools".*"response_format"', "said|with choices"),
-    ],
     "A response shows the settings that were sent, and not those of the agent.": [
         (
             "^/responses",

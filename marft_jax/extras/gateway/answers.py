@@ -114,9 +114,18 @@ class Answer:
     def piece(
         self, index: int, thought: str, text: str, end: Choice | None = None
     ) -> Iterator[dict[str, Any]]:
-        """Bodies of chunks: more text of a choice; with its end, all that is said of it."""
-        choice = {"index": index} | self._more(index, thought, text, end) | {"finish_reason": None}
-        choice |= {} if end is None else self._end(end)
+        """Bodies of chunks: more text of a choice; with its end, all that is said of it.
+
+        Calls are complete before the chunk with the end: at the end, clients look at what came
+        before.
+        """
+        last: dict[str, Any] = {"finish_reason": None}
+        if end is not None and end.calls:
+            choice = {"index": index} | self._more(index, thought, text, end.calls) | last
+            yield self._body(self.objects[1], [choice])
+            thought = text = ""
+        last |= {} if end is None else self._end(end)
+        choice = {"index": index} | self._more(index, thought, text, ()) | last
         yield self._body(self.objects[1], [choice]) | ({} if end is None else self._read(end))
 
     def _read(self, choice: Choice) -> dict[str, Any]:
@@ -125,13 +134,15 @@ class Answer:
     def _said(self, choice: Choice) -> dict[str, Any]:
         return {"message": choice.message}
 
-    def _more(self, index: int, thought: str, text: str, end: Choice | None) -> dict[str, Any]:
+    def _more(
+        self, index: int, thought: str, text: str, calls: Sequence[Message]
+    ) -> dict[str, Any]:
         delta: dict[str, Any] = {} if index in self._begun else {"role": "assistant"}
         delta |= {"reasoning_content": thought} if thought else {}
         delta["content"] = text
         self._begun.add(index)
-        if end is not None and end.calls:
-            delta["tool_calls"] = [{"index": i, **own} for i, own in enumerate(end.calls)]
+        if calls:
+            delta["tool_calls"] = [{"index": i, **own} for i, own in enumerate(calls)]
         return {"delta": delta}
 
     def ends(

@@ -9,6 +9,7 @@ from typing import Any
 from marft_jax.extras.gateway.answers import Answer, Choice
 from marft_jax.extras.gateway.errors import ApiError
 from marft_jax.extras.gateway.protocol import call_of, read_object, refuse_unless_neutral
+from marft_jax.models.tokenizers.tokenizer import Message
 from marft_jax.plugins import shown, text_of
 
 _NEUTRAL: dict[str, Sequence[Any]] = {"suffix": ("",), "best_of": (1,), "logprobs": (0, False)}
@@ -48,7 +49,9 @@ class _Completion(Answer):
     def _said(self, choice: Choice) -> dict[str, Any]:
         return {"text": choice.text}
 
-    def _more(self, index: int, thought: str, text: str, end: Choice | None) -> dict[str, Any]:
+    def _more(
+        self, index: int, thought: str, text: str, calls: Sequence[Message]
+    ) -> dict[str, Any]:
         return {"text": text}
 
     def _logprobs(self, choice: Choice) -> dict[str, Any]:

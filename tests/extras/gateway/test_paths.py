@@ -13,6 +13,7 @@ from serving import KEY, events, saved_run, served
 from marft_jax.extras.gateway import completions, responses
 from marft_jax.extras.gateway.answers import Choice
 from marft_jax.extras.gateway.errors import ApiError
+from marft_jax.extras.gateway.paths import READS
 from marft_jax.models.tokenizers.tokenizer import ByteTokenizer
 
 TASK = "1+2+3=?"
@@ -94,6 +95,18 @@ def test_thoughts_text_and_calls_of_a_response_are_items_of_their_own():
     done = [event["item"] for event in found if event["type"] == "response.output_item.done"]
 
     assert done == last["output"]
+
+
+def test_the_calls_of_a_streamed_chat_are_complete_before_the_chunk_with_its_end():
+    ids = np.array([ByteTokenizer.END])
+    call = {"id": "c", "type": "function", "function": {"name": "add", "arguments": "{}"}}
+    choice = Choice("a", ids, ids * 1.0, False, ids, ByteTokenizer().decode, calls=(call,))
+    body = json.dumps({"model": "solver", "messages": [{"role": "user"}], "stream": True}).encode()
+    called, end = [one["choices"][0] for one in READS["/chat/completions"](body).ends([choice])]
+    assert called["finish_reason"] is None and called["delta"]["tool_calls"] == [
+        {"index": 0, **call}
+    ]
+    assert end["finish_reason"] == "tool_calls" and "tool_calls" not in end["delta"]
 
 
 def test_items_of_a_response_are_messages_of_a_chat():
