@@ -73,10 +73,14 @@ def test_the_log_has_the_lines_of_the_steps_and_of_evaluations(finished):
     assert re.search(r"INFO step 2: arithmetic: accuracy \d\.\d+ \(0\.\d+ to ", log)
 
 
-def test_what_is_compiled_is_counted_and_soon_all_is(finished):
+@pytest.mark.slow
+def test_what_is_compiled_is_counted_and_soon_all_is(finished, tmp_path):
     rows = [json.loads(line) for line in (finished / "metrics.jsonl").read_text().splitlines()]
-    assert rows[0]["device/compiled"] > 0 and rows[0]["time/compile_s"] > 0
     assert rows[-1]["device/compiled"] == 0
+    of_no_other_test = ["--lora.rank", 5, "--algo.episodes", 4, "--run.steps", 1]
+    assert run_train("--run.dir", tmp_path / "run", *of_no_other_test) == 0
+    [row] = map(json.loads, (tmp_path / "run" / "metrics.jsonl").read_text().splitlines())
+    assert row["device/compiled"] > 0 and row["time/compile_s"] > 0
 
 
 @pytest.mark.slow
