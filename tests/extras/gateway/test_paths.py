@@ -126,26 +126,26 @@ def test_items_of_a_response_are_messages_of_a_chat():
 
 
 @pytest.mark.parametrize(
-    ("read", "given", "named"),
+    ("path", "given", "named"),
     [
-        (completions.read, {"prompt": None}, "prompt"),
-        (completions.read, {"prompt": []}, "prompt"),
-        (completions.read, {"prompt": ["a", 3]}, "prompt"),
-        (completions.read, {"prompt": [True]}, "prompt"),
-        (completions.read, {"prompt": "a", "echo": True}, "echo"),
-        (completions.read, {"prompt": "a", "logprobs": 3}, "logprobs"),
-        (responses.read, {"input": 3}, "input"),
-        (responses.read, {"input": [{"type": "computer_call"}]}, "input"),
-        (responses.read, {"input": "a", "tools": [{"type": "web_search"}]}, "tools"),
-        (responses.read, {"input": "a", "text": "json"}, "text"),
-        (responses.read, {"input": "a", "previous_response_id": "r"}, "previous_response_id"),
-        (responses.read, {"input": "a", "background": True}, "background"),
+        (completions, {"prompt": None}, "prompt"),
+        (completions, {"prompt": []}, "prompt"),
+        (completions, {"prompt": ["a", 3]}, "prompt"),
+        (completions, {"prompt": [True]}, "prompt"),
+        (completions, {"prompt": "a", "echo": True}, "echo"),
+        (completions, {"prompt": "a", "logprobs": 3}, "logprobs"),
+        (responses, {"input": 3}, "input"),
+        (responses, {"input": [{"type": "computer_call"}]}, "input"),
+        (responses, {"input": "a", "tools": [{"type": "web_search"}]}, "tools"),
+        (responses, {"input": "a", "text": "json"}, "text"),
+        (responses, {"input": "a", "previous_response_id": "r"}, "previous_response_id"),
+        (responses, {"input": "a", "background": True}, "background"),
     ],
-    ids=str,
+    ids=lambda value: getattr(value, "__name__", str(value)).rpartition(".")[2],
 )
-def test_what_is_wrong_or_not_offered_is_named(read, given, named):
+def test_what_is_wrong_or_not_offered_is_named(path, given, named):
     with pytest.raises(ApiError, match=named) as error:
-        read(json.dumps({"model": "solver", **given}).encode())
+        path.read(json.dumps({"model": "solver", **given}).encode())
     assert error.value.status == 400
 
 
