@@ -17,7 +17,7 @@ from collections.abc import Callable, Coroutine, Generator, Sequence
 from typing import Any, Generic, TypeVar
 
 from marft_jax.envs.threads import Calls, UserCall, Wait
-from marft_jax.errors import BadInput, Stopped
+from marft_jax.errors import Stopped
 from marft_jax.plugins import Failure
 from marft_jax.sampling.protocol import Completion, Request, Sampler
 
@@ -138,8 +138,7 @@ class Rounds:
         for own in self._running:
             for asked in own.waits:
                 if isinstance(asked, Asked) and asked.ticket is None:
-                    if refusal := self._sampler.capabilities.refusal(asked.request):
-                        raise BadInput(f"--rollout.sampler: {refusal}; use engine")
+                    self._sampler.capabilities.check(asked.request)
                     asked.ticket = self._sampler.submit(asked.request)
                     self._asked[asked.ticket] = own, asked
         for ticket, completion in self._sampler.step():

@@ -34,7 +34,7 @@ class Batcher:
         self.sampler = sampler
         self._incoming: deque[_Asked] = deque()
         self._asked: dict[int, _Asked] = {}
-        self._next: tuple[AdaptersOfBases, str, Future[None]] | None = None
+        self._next: tuple[AdaptersOfBases, str, list[Future[None]]] | None = None
         self._changed, self._closing = threading.Condition(), False
         self._failure: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="sampler", daemon=True)
@@ -59,7 +59,8 @@ class Batcher:
         return len(self._incoming) + len(self._asked)
 
     def submit(self, request: Request, watch: Watch | None = None) -> Future[Completion]:
-        """Queues a request."""
+        """Queues a request; raises ``BadInput`` if the sampler cannot serve it."""
+        self.sampler.capabilities.check(request)
         future: Future[Completion] = Future()
         with self._changed:
             self._check()
@@ -73,7 +74,8 @@ class Batcher:
         future: Future[None] = Future()
         with self._changed:
             self._check()
-            self._next = adapters, version, future
+            waiting = self._next[2] if self._next else []  # of adapters that nobody will sample
+            self._next = adapters, version, [*waiting, future]
             self._changed.notify()
         return future
 
@@ -90,7 +92,7 @@ class Batcher:
             with self._changed:
                 self._failure = error
                 left = [asked.future for asked in (*self._asked.values(), *self._incoming)]
-            for future in [*left, *(self._next or ())[2:]]:
+            for future in [*left, *(self._next[2] if self._next else ())]:
                 if future.set_running_or_notify_cancel():
                     future.set_exception(RunFailed(f"the sampler has failed: {described(error)}"))
 
@@ -106,10 +108,13 @@ class Batcher:
         """Hands new requests to the sampler, after new adapters if there are any."""
         at_once = self.sampler.capabilities.loads_while_busy
         if self._next is not None and (at_once or not self._asked):
-            adapters, version, future = self._next
+            adapters, version, futures = loaded = self._next
             self.sampler.load(adapters, version)
-            self._next = None
-            future.set_result(None)
+            with self._changed:  # others may have come meanwhile
+                self._next = None if self._next is loaded else self._next
+            for future in futures:
+                if not future.done():
+                    future.set_result(None)
         with self._changed:
             new = [] if self._next is not None else list(self._incoming)
             for _ in new:

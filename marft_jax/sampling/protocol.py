@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 
+from marft_jax.errors import BadInput
 from marft_jax.types import MAIN, Sampling
 
 if TYPE_CHECKING:
@@ -98,6 +99,11 @@ class Capabilities(NamedTuple):
     policy_logprobs: bool = True
     loads_while_busy: bool = False
     streams: bool = True
+
+    def check(self, request: Request) -> None:
+        """Raises ``BadInput`` for a request that the sampler cannot serve."""
+        if refusal := self.refusal(request):
+            raise BadInput(f"--rollout.sampler: {refusal}; use engine")
 
     def refusal(self, request: Request) -> str:
         """Says what a request wants that the sampler cannot do; "" where it can answer it."""
