@@ -33,7 +33,7 @@ class Datum(NamedTuple):
         divisors: what the log-prob of each unit is divided by, ``[units]``: 1 or its tokens, say.
         labels: of each token read, ``[T]``, such as the agent that it leads to or belongs to. Means
             are taken for each label, and only tokens of one label share a prefix.
-        inputs: numbers by name that the loss reads, for each unit or for each learned token.
+        inputs: numbers by name that the loss reads, for each unit.
         forbidden: tokens that could not be drawn where learned tokens were; log-probs, entropy and
             gradients are among the others. None: all could.
     """

@@ -1,6 +1,6 @@
 """What is minimised, and what is told of it: a loss of each unit from the log-probs of its tokens.
 
-A unit is what has one ratio and one loss: a turn or a token. ``MEASURES`` is the one table of what
+A unit is what has one ratio and one loss: a turn or a token. ``measures`` is the one table of what
 metrics and the guard are told of units and tokens.
 """
 

@@ -32,12 +32,14 @@ from marft_jax.learning.objective import LOSSES, Inputs, Loss, Objective
 from marft_jax.learning.optimiser import Adam
 from marft_jax.learning.packing import Packed, pack
 from marft_jax.learning.programs import Compiled, Compiling
+from marft_jax.learning.rows import Level
 from marft_jax.learning.state import PolicyState
 from marft_jax.models import lora
 from marft_jax.models.weights.load import BaseModel, load_base
 from marft_jax.parallel import mesh as mesh_lib
 
 _TOKENS = 8192  # in one forward and backward pass
+_NO_LOSS = Objective("token", LOSSES["cross_entropy"])  # of programs that compute none
 
 
 class Policy(NamedTuple):
@@ -133,19 +135,25 @@ def fresh(
 
     Args:
         targets: its matrices; None: all that the policy has.
+
+    Raises:
+        BadInput: the base lacks the targets.
     """
-    own = lora.adapted(policy.base.config, targets) if targets else [*policy.state.adapters]
-    key, config = jax.random.key(seed), policy.base.config
-    drawn = lora.init(key, config, adapters=[0], rank=rank, targets=[lora.ALL_LINEAR, "experts"])
-    return Adapter(alpha, jax.tree.map(lambda x: np.asarray(x[0]), {k: drawn[k] for k in own}))
+    config, stacks = policy.base.config, {*policy.state.adapters}
+    kinds = [t for t in (lora.ALL_LINEAR, "experts") if stacks & {*lora.adapted(config, [t])}]
+    lora.check_targets([config], chosen := targets or kinds)
+    drawn = lora.init(jax.random.key(seed), config, adapters=[0], rank=rank, targets=chosen)
+    own = {name: pair for name, pair in drawn.items() if targets or name in stacks}
+    return Adapter(alpha, jax.tree.map(lambda x: np.asarray(x[0]), own))
 
 
 def add(policy: Policy, slot: int, adapter: Adapter) -> Policy:
     """Puts an adapter into a slot, in place of what is there.
 
     Raises:
-        BadInput: its rank or its matrices do not fit into the stack.
+        BadInput: its rank or its matrices do not fit into the stack, or there is no such slot.
     """
+    _check_slot(policy, slot)
     _, largest = lora.shape_of(policy.state.adapters)
     unknown = [*adapter.factors.keys() - policy.state.adapters.keys()]
     if unknown or not 1 <= adapter.rank <= largest:
@@ -170,8 +178,17 @@ def add(policy: Policy, slot: int, adapter: Adapter) -> Policy:
 
 def drop(policy: Policy, slot: int) -> Policy:
     """Frees a slot."""
+    _check_slot(policy, slot)
     state = jax.tree.map(lambda x: x.at[slot].set(0), policy.state)
     return _with(policy, slot, state, 0, 1.0)
+
+
+def _check_slot(policy: Policy, slot: int, what: str = "slot", used: bool = False) -> None:
+    """Raises ``BadInput`` for a slot that the policy lacks, or that is free and must be used."""
+    free = used and 0 <= slot < len(policy.rank_N) and not policy.rank_N[slot]
+    if free or not 0 <= slot < len(policy.rank_N):
+        wanted = "a slot with an adapter" if used else "a slot"
+        raise BadInput(f"{what}: expected {wanted}, from 0 to {len(policy.rank_N) - 1}, got {slot}")
 
 
 def _with(policy: Policy, slot: int, state: PolicyState, rank: int, alpha: float) -> Policy:
@@ -194,7 +211,8 @@ def _written(stack: lora.Adapters, slot: int, factors: Mapping[str, Any]) -> lor
 
 
 def take(policy: Policy, slot: int) -> Adapter:
-    """The adapter of a slot, with its optimiser."""
+    """The adapter of a slot, with its optimiser; raises ``BadInput`` for a free slot."""
+    _check_slot(policy, slot, used=True)
     rank = int(policy.rank_N[slot])
 
     def own(stack: lora.Adapters) -> lora.Adapters:
@@ -247,8 +265,8 @@ def load(file: Path | str) -> Adapter:
 def forward(policy: Policy, data: Sequence[Datum]) -> list[np.ndarray]:
     """Log-probs of the learned tokens of each datum, at its temperature."""
     found = dict[int, np.ndarray]()
-    for numbers, packed in _packed(policy, data, [None] * len(data)):
-        run = _compiled(policy, Objective("token", LOSSES["cross_entropy"]))["forward"]
+    for numbers, packed, _ in _packed(policy, data, [None] * len(data)):
+        run = _compiled(policy, _NO_LOSS)["forward"]
         on = {"base": policy.base.params, "adapters": policy.state.adapters}
         rows = [
             mesh_lib.put(micro, mesh_lib.rows(policy.mesh)) for micro in microbatches(packed.rows)
@@ -273,12 +291,14 @@ def forward_backward(
         sums: of earlier calls since the last step, to which these are added; they are donated.
     """
     each = [loss] * len(data) if isinstance(loss, str) or callable(loss) else loss
+    if len(data) != len(each) or (unknown := {x for x in each if isinstance(x, str)} - {*LOSSES}):
+        got = f"{len(each)} for {len(data)} data" if len(data) != len(each) else str(unknown)
+        raise BadInput(f"loss: expected one, or one for each datum, of {[*LOSSES]}, got {got:.80}")
     chosen = [LOSSES[one] if isinstance(one, str) else one for one in each]
     found, split = dict[int, Learned](), mesh_lib.rows(policy.mesh)
-    for numbers, packed in _packed(policy, data, chosen):
+    for numbers, packed, level in _packed(policy, data, chosen):
         own = [data[i] for i in numbers]
         sizes = [int(datum.units[-1]) + 1 for datum in own]
-        level = "action" if sum(sizes) < len(packed.tokens) else "token"
         run = _compiled(policy, Objective(level, chosen[numbers[0]]))
         sums = run["no_sums"](policy.state.adapters) if sums is None else sums
         inputs, told = _inputs(own, packed, level), list[Any]()
@@ -314,7 +334,7 @@ def optim_step(policy: Policy, sums: Sums, how: Adam) -> tuple[Policy, np.ndarra
             its units' ``counts``, if these are given: counts of 1 make a mean.
         how: see ``optimiser.adam``; each number is for all slots, or an array over them.
     """
-    run = _compiled(policy, Objective("token", LOSSES["cross_entropy"]))["optim_step"]
+    run = _compiled(policy, _NO_LOSS)["optim_step"]
     state = jax.tree.map(jnp.copy, policy.state)  # is donated, and the policy stays
     state, norm_N = run(policy=state, sums=sums, how=how)
     return policy._replace(state=state), np.asarray(norm_N)
@@ -332,15 +352,20 @@ def _programs(mesh: Mesh, spec: PolicySpec) -> dict[str, Compiled]:
 
 def _packed(
     policy: Policy, data: Sequence[Datum], losses: Sequence[Loss | None]
-) -> list[tuple[list[int], Packed]]:
+) -> list[tuple[list[int], Packed, Level]]:
     """Packs the data of each adapter, loss and names of inputs, with and without masks, on their
-    own, with their numbers."""
+    own, with their numbers and what their units are."""
     groups, config = dict[Any, list[int]](), policy.base.config
     for i, (datum, loss) in enumerate(zip(data, losses, strict=True)):
-        if not (0 <= datum.owner < len(policy.rank_N) and policy.rank_N[datum.owner]):
-            raise BadInput(f"data[{i}].owner: expected a slot with an adapter, got {datum.owner}")
-        is_token = datum.units[-1] + 1 == len(datum.targets)
-        key = datum.owner, id(loss), is_token, datum.forbidden is None, *sorted(datum.inputs)
+        _check_slot(policy, datum.owner, f"data[{i}].owner", used=True)
+        for name, ids in (("ids", datum.ids), ("targets", datum.targets)):
+            if ids.min() < 0 or ids.max() >= config.vocab_size:
+                raise BadInput(
+                    f"data[{i}].{name}: expected tokens from 0 to {config.vocab_size - 1}, got "
+                    f"{ids.min()} to {ids.max()}"
+                )
+        level: Level = "token" if datum.units[-1] + 1 == len(datum.targets) else "action"
+        key = level, datum.owner, loss, datum.forbidden is None, *sorted(datum.inputs)
         groups.setdefault(key, []).append(i)
     how = {"shards": mesh_lib.row_shards(policy.mesh), "d_model": config.d_model}
     share = not config.recurrent
@@ -351,12 +376,13 @@ def _packed(
                 [data[i] for i in own], [range(len(own))], _TOKENS,
                 rng=np.random.default_rng(0), share=share, **how,
             ),
+            key[0],
         )
-        for own in groups.values()
+        for key, own in groups.items()
     ]  # fmt: skip
 
 
-def _inputs(data: Sequence[Datum], packed: Packed, level: Any) -> dict[str, np.ndarray]:
+def _inputs(data: Sequence[Datum], packed: Packed, level: Level) -> dict[str, np.ndarray]:
     """Numbers of the units of data where they stand in rows, ``[U, B, X]``; 0 for padding."""
     mask, places = packed.rows.decision_mask(level), packed.places(level)
     found = {"weights": mask, "counts": np.zeros_like(mask)}

@@ -34,6 +34,7 @@ from marft_jax.run.signals import Stop
 from marft_jax.run.states import make_learner, open_teaching, restore_state
 from marft_jax.run.training import Training
 from marft_jax.setting import with_absolute_paths
+from marft_jax.team.assemble import workflow_of
 
 
 @contextlib.contextmanager
@@ -62,7 +63,7 @@ def open_training(config: Config, *, rehearses: bool = False) -> Iterator[Traini
         curriculum = Curriculum(source, config.env)
         pipeline = Pipeline(ahead=config.rollout.lag > 0)
         evaluation = enter(open_evaluation(config))
-        workflow = config.team.workflow or blueprint.workflow
+        workflow = workflow_of(config.team, blueprint)
         learns_from = inputs.inputs_of(config, workflow, blueprint.agents)
         inputs.check_unchanged(run_dir, learns_from)
         models = enter(open_models(config, blueprint))

@@ -212,8 +212,31 @@ def test_an_adapter_is_saved_with_its_optimiser_and_goes_on(empty, adapters, tmp
 def test_what_does_not_fit_is_one_line(empty, adapters, tmp_path):
     with pytest.raises(BadInput, match="expected rank 1 to 8 .* got rank 9"):
         learning.add(empty, 0, learning.fresh(empty, rank=9, alpha=1.0))
-    with pytest.raises(BadInput, match=r"data\[0\].owner: expected a slot with an adapter, got 1"):
-        learning.forward(with_adapters(empty, adapters), data_of(1))
+    policy, [datum, *_] = with_adapters(empty, adapters), DATA[0]
+    for slot in (1, 3, -1):
+        with pytest.raises(BadInput, match=rf"data\[0\].owner: .* adapter, .*, got {slot}"):
+            learning.forward(policy, [datum._replace(owner=slot)])
+    for use in (
+        lambda slot: learning.add(policy, slot, adapters[0]),
+        lambda s: learning.drop(policy, s),
+    ):
+        for slot in (ROOM, -1):
+            with pytest.raises(BadInput, match=f"slot: expected a slot, from 0 to 2, got {slot}"):
+                use(slot)
+    with pytest.raises(BadInput, match="slot: expected a slot with an adapter, .* got 1"):
+        learning.take(policy, 1)
+    with pytest.raises(BadInput, match="--lora.targets"):
+        learning.fresh(policy, rank=2, alpha=1.0, targets=("nothing",))
+    for name in ("ids", "targets"):
+        for token in (-1, policy.base.config.vocab_size):
+            wrong = datum._replace(**{name: np.full_like(getattr(datum, name), token)})
+            with pytest.raises(
+                BadInput, match=rf"data\[1\].{name}: expected tokens .* got {token} to"
+            ):
+                learning.forward(policy, [datum, wrong])
+    for loss, got in (("crossentropy", "crossentropy"), (["ppo", "ppo"], "2 for 1 data")):
+        with pytest.raises(BadInput, match=f"loss: expected one, .* got .*{got}"):
+            learning.forward_backward(policy, [datum], loss)
     with pytest.raises(ValueError, match="positions: expected 0 to 2"):
         Datum.of(0, [1, 2, 3], [3], [4])
     with pytest.raises(ValueError, match="units: expected numbers from 0"):
