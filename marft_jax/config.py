@@ -167,7 +167,7 @@ class Lora(Section):
     """Matrices with an adapter, such as q v. all-linear: all but those of routed experts, as in
     peft. Adapters on attention alone (q, k, v, o) learn less, even with as many parameters
     (Schulman et al. 2025, LoRA Without Regret). ``experts`` adapts the routed experts of a mixture,
-    with a pair of matrices for each expert."""
+    with a pair of matrices for each expert, ``unembed`` the matrix to logits."""
     init: str | None = setting(None, path=os.path.exists)
     """Adapters to start from: a run directory, an export, hub:owner/name, or a steps_NNNN folder of
     MARFT; none: new adapters."""

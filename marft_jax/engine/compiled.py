@@ -138,12 +138,14 @@ class EnginePrograms(NamedTuple):
         slots: shapes and shardings of the slots.
         empty: makes idle slots.
         fuse: lays adapters out for ``prefill`` and ``decode``.
+        replace: puts another adapter in place of one of them; (fused, adapter, scale, number).
         prefill, decode: the functions of this module for one model; they return slots.
     """
 
     slots: Slots
     empty: Any
     fuse: Any
+    replace: Any
     prefill: Any
     decode: Any
 
@@ -170,18 +172,28 @@ def programs(
     kept: dict[str, Any] = dict(donate_argnames="slots", out_shardings=formats)
     options = compilation.decode_options(mesh)
 
-    def fuse(adapters: lora.Adapters) -> lora.FusedAdapters:
-        fused = lora.fuse(adapters, lora.scale_of(adapters, alpha), dtype)
+    def lay_out(adapters: lora.Adapters, scale: Array | float) -> lora.FusedAdapters:
+        fused = lora.fuse(adapters, scale, dtype)
         return fused if config.stacked else lora.by_layer(fused, config)
+
+    def fuse(adapters: lora.Adapters) -> lora.FusedAdapters:
+        return lay_out(adapters, lora.scale_of(adapters, alpha))
+
+    def replace(
+        fused: lora.FusedAdapters, own: lora.Adapters, scale: Array, n: Array
+    ) -> lora.FusedAdapters:
+        own = jax.tree.map(lambda x: x[None], own)
+        return lora.replaced(fused, lay_out(own, scale), n)
 
     places = mesh_lib.row_shards(mesh)
     fill = functools.partial(mesh_lib.with_mesh(mesh, prefill), places=places, **model)
     write = functools.partial(mesh_lib.with_mesh(mesh, decode), **model)
-    serialised = functools.partial(mesh_lib.serialised, mesh)
+    serialised, everywhere = functools.partial(mesh_lib.serialised, mesh), mesh_lib.replicated(mesh)
     return EnginePrograms(
         slots,
         empty=serialised(jax.jit(make, out_shardings=formats)),
-        fuse=serialised(jax.jit(fuse, out_shardings=mesh_lib.replicated(mesh))),
+        fuse=serialised(jax.jit(fuse, out_shardings=everywhere)),
+        replace=serialised(jax.jit(replace, donate_argnums=0, out_shardings=everywhere)),
         prefill=serialised(jax.jit(fill, static_argnames="read", **kept)),
         decode=serialised(
             jax.jit(write, static_argnames=("chunk", "read"), compiler_options=options, **kept)
@@ -216,7 +228,8 @@ def prefill(
     fresh = cache_lib.each(lambda new, cache: new.like(cache), fresh, slots.cache)
     last_B = p.lengths_B - p.starts_B - 1
     last_BD = jnp.take_along_axis(hidden_BTD, last_B[:, None, None], axis=1)[:, 0]
-    logits_BV = decoder.logits(last_BD, decoder.vocabulary(graphdef, base))
+    vocabulary = decoder.vocabulary(graphdef, base).adapted(adapters, p.owners_B)
+    logits_BV = decoder.logits(last_BD, vocabulary)
     counts_B = jnp.zeros_like(p.lengths_B)
     ids_B, logprobs_B, kept_B = sample(logits_BV, p.keys_B2, counts_B, p.settings, allowed_BV)
     others = ((0, 0), (0, slots.ids_SA.shape[1] - 1))
@@ -282,6 +295,7 @@ def decode(
     """
     mask = lora.owner_mask(slots.owner_S[:, None], adapters)
     model: decoder.Decoder = nnx.merge(graphdef, base)
+    vocabulary = model.vocabulary.adapted(adapters, slots.owner_S)
 
     def body(carry: tuple[Array, Slots]) -> tuple[Array, Slots]:
         step, s = carry
@@ -292,7 +306,7 @@ def decode(
         hidden_S1D, cache = model.hidden(
             last_S1, s.length_S[:, None], reading, s.cache, adapters, mask
         )
-        logits_SV = decoder.logits(hidden_S1D[:, 0], model.vocabulary)
+        logits_SV = decoder.logits(hidden_S1D[:, 0], vocabulary)
         drawn = sample(logits_SV, s.keys_S2, s.count_S, s.settings, allowed_SV)
         return step + 1, _append_tokens(s._replace(cache=cache), drawn, eos_ids)
 
@@ -323,4 +337,5 @@ def _append_tokens(s: Slots, drawn: tuple[Array, ...], eos_ids: tuple[int, ...])
 
 
 def _ends(ids: Array, counts: Array, settings: SlotSampling, eos_ids: tuple[int, ...]) -> Array:
-    return jnp.isin(ids, jnp.asarray(eos_ids)) | (counts >= settings.limit)
+    is_end = jnp.isin(ids, jnp.asarray(eos_ids)) & settings.ends
+    return is_end | (counts >= settings.limit)

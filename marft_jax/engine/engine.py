@@ -68,11 +68,12 @@ class Engine:
         run = programs(
             config, graphdef, mesh, self._shape, dtype, eos_ids=eos_ids, alpha=alpha, reuse=reuse
         )
-        self._fuse, self._empty = run.fuse, run.empty
+        self._fuse, self._replace, self._empty = run.fuse, run.replace, run.empty
         self._prefill, self._decode = run.prefill, run.decode
         self._seed, self._decode_text = seed, decode
         self._slots: Slots | None = None
-        self._version = ""
+        self._version, self._versions = "", dict[int, str]()  # of all; of replaced adapters
+        self._stack: lora.Adapters = {}  # shapes
         self._fused: lora.FusedAdapters | None = None
         self._schedule = Schedule(self._shape, mesh, reuse, config.recurrent)
         self._reuse, self._recurrent = reuse, config.recurrent
@@ -93,10 +94,27 @@ class Engine:
         """Samples with these adapters from now on, copied to its devices where they are elsewhere;
         no request may be unanswered."""
         assert not self.busy
+        self._stack = jax.eval_shape(lambda x: x, adapters[self._name])
         self._fused = self._fuse(mesh_lib.placed(adapters[self._name], self._mesh))
-        self._version = version
+        self._version, self._versions = version, {}
         self._slots = self._empty() if self._slots is None else self._slots
         self._schedule.forget()
+
+    def replace(self, owner: int, factors: Mapping[str, Any], scale: float, version: str) -> None:
+        """Puts an adapter in place of one of those that were loaded, while others are sampled
+        with; no request of this owner may be unanswered.
+
+        Args:
+            factors: as of ``lora.Adapters`` without the axis N, of no larger rank and no more
+                matrices than those that were loaded.
+            scale: alpha / rank.
+        """
+        assert owner not in self._schedule.owners
+        assert all(entry.request.owner != owner for entry in self._active.values())
+        own = lora.padded(factors, self._stack)
+        self._fused = self._replace(self._fused, own, np.float32(scale), np.int32(owner))
+        self._versions[owner] = version
+        self._schedule.forget_owner(owner)
 
     def release(self) -> None:
         """Frees the cache and the adapters' copy until the next ``load``, and drops unanswered
@@ -207,7 +225,7 @@ class Engine:
             key_2 = random_keys.key_2(self._seed, *random_keys.numbers_of(request.key))
             values = (len(request.prompt), request.owner, key_2, slot % each)
             values += (start.tokens, start.slot % each)
-            values += (s.temperature, s.top_p, s.top_k, s.min_p, s.max_new_tokens)
+            values += (s.temperature, s.top_p, s.top_k, s.min_p, s.max_new_tokens, request.ends)
             for column, value in zip(columns, values, strict=True):
                 column[row] = value
         used = [entry.row for entry in group.entries]
@@ -225,19 +243,26 @@ class Engine:
         self._lengths = length.astype(np.int64)
         done: list[tuple[int, Completion]] = []
         for slot in in_use:
-            entry, n, end = self._active[slot], int(count[slot]), None
-            if stops := entry.request.sampling.stop:
-                end = stopped_at(ids[slot, :n].tolist(), stops, self._decode_text)
+            entry, n = self._active[slot], int(count[slot])
+            end = self._stopped_at(entry.request, ids[slot, :n].tolist())
             if end is None and active[slot]:
                 self.partial[entry.ticket] = ids[slot, :n].copy()
             else:
                 share = float(kept[slot]) / n
-                is_ended = int(ids[slot, n - 1]) in self._eos_ids
+                is_ended = entry.request.ends and int(ids[slot, n - 1]) in self._eos_ids
                 why = "stop" if end is not None else "end" if is_ended else "length"
                 n = end or n
                 own = ids[slot, :n].copy(), logprobs[slot, :n].copy()
-                done.append((entry.ticket, Completion(*own, why, share, self._version)))
+                version = self._versions.get(entry.request.owner, self._version)
+                done.append((entry.ticket, Completion(*own, why, share, version)))
                 del self._active[slot]
                 if end is None or not self._recurrent:  # no state is as old as a stop text
                     self._schedule.extend(slot, own[0][:-1])  # the last one was never read
         return done
+
+    def _stopped_at(self, request: Request, ids: list[int]) -> int | None:
+        """Number of ids up to the first stop text or stop id; None where there is none."""
+        found = [ids.index(stop) + 1 for stop in request.stop_ids if stop in ids]
+        if stops := request.sampling.stop:
+            found += [end for end in [stopped_at(ids, stops, self._decode_text)] if end]
+        return min(found, default=None)

@@ -24,9 +24,10 @@ class SlotSampling(NamedTuple):
     top_k: Array  # int32, 0 keeps all
     min_p: Array  # float32
     limit: Array  # int32, the longest action
+    ends: Array | bool = True  # bool, end-of-turn tokens end it
 
 
-SETTINGS = (jnp.float32, jnp.float32, jnp.int32, jnp.float32, jnp.int32)
+SETTINGS = (jnp.float32, jnp.float32, jnp.int32, jnp.float32, jnp.int32, jnp.bool_)
 """Types of the arrays of ``SlotSampling``."""
 
 

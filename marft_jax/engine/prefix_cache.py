@@ -43,9 +43,9 @@ class Prefixes:
         self._lengths_S = np.zeros(slots, np.int32)  # 0: it holds nothing
         self._owners_S = np.zeros(slots, np.int32)
 
-    def forget(self) -> None:
-        """Forgets all slots: the adapters have changed."""
-        self._lengths_S[:] = 0
+    def forget(self, owner: int | None = None) -> None:
+        """Forgets the slots of an adapter, or all: the adapters have changed."""
+        self._lengths_S[... if owner is None else self._owners_S == owner] = 0
 
     def put(self, slot: int, owner: int, ids: np.ndarray, start: int = 0) -> None:
         """Notes that the slot holds these tokens from now on, the first ``start`` copied."""

@@ -85,6 +85,10 @@ class Schedule:
         self._filled = [-1] * self._shape.slots  # last ticket of each; the oldest is refilled first
         self.reused = 0
 
+    def forget_owner(self, owner: int) -> None:
+        """Forgets what an adapter computed: it has changed."""
+        self._held.forget(owner)
+
     def extend(self, slot: int, ids: np.ndarray) -> None:
         """Notes tokens that were sampled in a slot."""
         self._held.extend(slot, ids)
@@ -94,6 +98,11 @@ class Schedule:
         self._waiting.append(_Waiting(self._next_ticket, request, range(self._shape.slots)))
         self._next_ticket += 1
         return self._next_ticket - 1
+
+    @property
+    def owners(self) -> set[int]:
+        """Adapters of the requests that wait."""
+        return {waiting.request.owner for waiting in self._waiting}
 
     def cancel(self, ticket: int) -> None:
         """Drops a request that waits."""

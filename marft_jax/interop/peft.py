@@ -23,7 +23,7 @@ from safetensors.numpy import save_file
 from marft_jax.errors import BadInput
 from marft_jax.formats.foreign import read_settings, readable
 from marft_jax.models.families import FAMILIES, PARTS
-from marft_jax.models.lora import matrix_of
+from marft_jax.models.lora import UNEMBED, matrix_of
 from marft_jax.models.parts.attention import AttentionConfig
 from marft_jax.models.parts.dense import DenseConfig
 
@@ -36,11 +36,12 @@ LayersWith = Callable[[str], Iterable[int]]
 
 _PREFIX = "base_model.model."
 _TENSOR = re.compile(  # what precedes the layers of the text differs by class and version
-    r"(?:(?:base_model|model|language_model|_orig_mod)\.)*layers\.(\d{1,5})\.([\w.]+)"
+    r"(?:(?:base_model|model|language_model|_orig_mod)\.)*(?:layers\.(\d{1,5})\.)?([\w.]+)"
     r"\.lora_([AB])(?:\.[\w-]+)?\.weight"
 )
 _NAMES = {target: names for part in PARTS for target, names in part.MATRICES.items()}
-_MODULES = {target: names.hf for target, names in _NAMES.items()}
+_HEAD = "lm_head"  # of no layer
+_MODULES = {target: names.hf for target, names in _NAMES.items()} | {UNEMBED: _HEAD}
 _PARAMETERS = {target: names.parameter for target, names in _NAMES.items() if names.parameter}
 _TARGETS = {module: target for target, module in _MODULES.items()}
 _OWN = [dict(family.traits.get("spelling", ())) for family in FAMILIES.values()]
@@ -109,7 +110,7 @@ class Adapter(NamedTuple):
 def every_layer(matrix: str) -> Iterable[int]:
     """``LayersWith`` of a decoder whose layers all have attention and a dense mlp."""
     dense = matrix in AttentionConfig.MATRICES or matrix in DenseConfig.MATRICES
-    return itertools.count() if dense else ()
+    return itertools.count() if dense or matrix == UNEMBED else ()
 
 
 def write(
@@ -140,10 +141,17 @@ def write(
     ends = [name.rpartition(".")[2] for name in there]
     modules: Any = [_end(names[target], ends) for target in plain]
     if inside != "model":  # parts for images have matrices of the same names
-        modules = rf"{re.escape(inside)}\..*\.({'|'.join(modules)})"
+        head = f"|{_HEAD}" if UNEMBED in plain else ""
+        modules = rf"{re.escape(inside)}\..*\.({'|'.join(modules)}){head}"
+
+    def place(target: str, layer: int) -> str:
+        layers = "" if target == UNEMBED else f"{inside}.layers.{layer}."
+        return f"{_PREFIX}{layers}{names[matrix_of(target)]}"
+
     tensors = {
-        f"{_PREFIX}{inside}.layers.{layer}.{names[matrix_of(target)]}"
-        f".lora_{letter.upper()}.weight": np.ascontiguousarray(_in_file(factor, letter), np.float32)
+        f"{place(target, layer)}.lora_{letter.upper()}.weight": np.ascontiguousarray(
+            _in_file(factor, letter), np.float32
+        )
         for target, pair in factors.items()
         for letter in ("a", "b")
         for layer, factor in zip(layers_with(target), pair[letter], strict=False)
@@ -188,7 +196,7 @@ def _ours(tensor: np.ndarray, target: str, letter: str, rank: int) -> np.ndarray
 
 def module_name(target: str, layer: int) -> str:
     """Names the module of a matrix, such as ``model.layers.3.self_attn.q_proj``."""
-    return f"model.layers.{layer}.{_MODULES[target]}"
+    return _HEAD if target == UNEMBED else f"model.layers.{layer}.{_MODULES[target]}"
 
 
 def read(folder: Path) -> Adapter:
@@ -236,7 +244,8 @@ def _tensors(folder: Path, rank: int) -> Iterator[tuple[str, int, str, np.ndarra
     with readable(file, "safetensors file"), safe_open(file, framework="numpy") as tensors:
         for name in tensors.keys():
             match = _TENSOR.fullmatch(name)
-            if not match or match[2] not in _TARGETS:
+            known = match and match[2] in _TARGETS and (match[1] is None) == (match[2] == _HEAD)
+            if not match or not known:
                 raise BadInput(
                     f"{file}: tensor {name!r} is no LoRA factor of {', '.join(_MODULES)}; "
                     "expected only those"
@@ -251,4 +260,4 @@ def _tensors(folder: Path, rank: int) -> Iterator[tuple[str, int, str, np.ndarra
                     f"{file}: tensor {name!r}: expected a matrix of rank {rank} in one of "
                     f"{', '.join(_FLOATS)}, got {kind} of shape {shape}"
                 )
-            yield _TARGETS[match[2]], int(match[1]), match[3], tensors.get_tensor(name)
+            yield _TARGETS[match[2]], int(match[1] or 0), match[3], tensors.get_tensor(name)

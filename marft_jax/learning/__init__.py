@@ -25,10 +25,12 @@ if TYPE_CHECKING:
         forward_backward,
         fresh,
         load,
+        on_base,
         open_policy,
         optim_step,
         save,
         take,
+        top,
     )
 
 _HOMES = {
@@ -41,13 +43,13 @@ _HOMES = {
     "optimiser": ("adam",),
     "policy": (
         "Adapter", "Policy", "add", "drop", "forward", "forward_backward", "fresh", "load",
-        "open_policy", "optim_step", "save", "take",
+        "on_base", "open_policy", "optim_step", "save", "take", "top",
     ),
 }  # fmt: skip
 __all__ = [
     "ALGORITHMS", "LOSSES", "NORMALIZERS", "Adapter", "Algorithm", "Batch", "Chain", "Datum",
     "Policy", "adam", "add", "drop", "find_algorithm", "forward", "forward_backward", "fresh",
-    "load", "open_policy", "optim_step", "save", "take",
+    "load", "on_base", "open_policy", "optim_step", "save", "take", "top",
 ]  # fmt: skip
 
 

@@ -159,16 +159,20 @@ def gradients(
 ) -> tuple[Sums, Seen]:
     """Computes the sums of one microbatch."""
 
-    def loss(hidden_BAD: jax.Array) -> tuple[jax.Array, Seen]:
+    def states(adapters: lora.Adapters) -> tuple[jax.Array, lora.Adapters]:
+        hidden_BAD = logprobs.policy_states(spec.graphdef, base, adapters, scale, r)
+        return hidden_BAD, {name: x for name, x in adapters.items() if name == lora.UNEMBED}
+
+    def loss(hidden_BAD: jax.Array, unembed: lora.Adapters) -> tuple[jax.Array, Seen]:
+        own = logprobs.on_vocabulary(unembed, scale, logprobs.dtype_of(base))
         scored = logprobs.score_actions(
-            spec.graphdef, base, hidden_BAD, r, "entropy" in inputs.units
+            spec.graphdef, base, hidden_BAD, r, "entropy" in inputs.units, own
         )
         seen = objective_of_units(spec.objective, r, inputs, *scored)
         mask_BX = r.decision_mask(spec.objective.level)
         return jnp.sum(seen.loss_BX * inputs.units["weights"] * mask_BX), seen
 
     with jax.named_scope("policy"):
-        states = functools.partial(logprobs.policy_states, spec.graphdef, base, scale=scale, r=r)
         gradient, left_BA, (_, seen) = _isolated(states, loss, adapters)
     by_adapter = _sums_by_adapter(spec, seen, left_BA, r, lora.shape_of(adapters)[0])
     return Sums(gradient, by_adapter, _sums_by_label(spec, seen, r)), seen
@@ -185,7 +189,7 @@ def value_gradients(
     own, level = spec.settings.algo.part(WithCritic), spec.algorithm.level
     mask_BX, agent_BX, _ = logprobs.decision_labels(r, level)
 
-    def loss(values_BX: jax.Array) -> tuple[jax.Array, None]:
+    def loss(values_BX: jax.Array, _: None) -> tuple[jax.Array, None]:
         error_BX = losses.value_loss(
             values_BX, valued.values_BX, valued.returns_BX, own.value_clip, own.huber_delta
         )
@@ -193,28 +197,30 @@ def value_gradients(
 
     with jax.named_scope("critic"):
         value = functools.partial(values, spec, base, r=r, features_BXD=valued.features_BXD)
-        gradient, left_BX, (error, _) = _isolated(value, loss, critic)
+        gradient, left_BX, (error, _) = _isolated(lambda x: (value(x), None), loss, critic)
     by_agent = _sums_by(agent_BX, mask_BX, spec.agents)
     return CriticSums(gradient, error, by_agent(jnp.ones_like(mask_BX)), by_agent(left_BX))
 
 
 def _isolated(
-    forward: Callable[[Any], jax.Array], loss: Callable[[jax.Array], tuple[jax.Array, Any]], x: Any
+    forward: Callable[[Any], tuple[jax.Array, Any]],
+    loss: Callable[[jax.Array, Any], tuple[jax.Array, Any]],
+    x: Any,
 ) -> tuple[Any, jax.Array, tuple[jax.Array, Any]]:
-    """Gradient of a loss behind ``forward``, without the entries ``[B, ...]`` of its result where
-    that is not finite.
+    """Gradient of a loss behind ``forward``, without the entries ``[B, ...]`` of its first result
+    where that is not finite.
 
     All adapters share one matrix product, in which 0 * NaN of one would be NaN of all.
 
     Returns:
         (gradient, which entries were left out, what the loss returned).
     """
-    y, pull = jax.vjp(forward, x)
-    found, d_y = jax.value_and_grad(loss, has_aux=True)(y)
+    (y, more), pull = jax.vjp(forward, x)
+    found, (d_y, d_more) = jax.value_and_grad(loss, (0, 1), has_aux=True)(y, more)
     broken = ~jnp.isfinite(d_y)
     if y.ndim == 3:  # all channels of a token
         broken = broken.any(-1, keepdims=True)
-    [gradient] = pull(jnp.where(broken, 0, d_y))
+    [gradient] = pull((jnp.where(broken, 0, d_y), d_more))
     return gradient, broken.reshape(y.shape[:2]), found
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,8 +18,8 @@ from marft_jax.models.ops.reductions import log_softmax, total
 
 Graph = nnx.GraphDef[decoder.Decoder]
 _Scores = tuple[jax.Array, jax.Array]  # (log-prob, entropy) of each target
-# hidden states, targets, temperatures, sets of forbidden tokens
-_Chunk = tuple[jax.Array, jax.Array, jax.Array, jax.Array | None]
+# hidden states, targets, temperatures, sets of forbidden tokens, owners
+_Chunk = tuple[jax.Array, jax.Array, jax.Array, jax.Array | None, jax.Array | None]
 _LOGITS_IN_FLIGHT = 2**24  # vocabulary logits that exist at once, per microbatch
 
 
@@ -50,6 +52,7 @@ def score_actions(
     hidden_BAD: jax.Array,
     r: Rows[jax.Array],
     entropy_learns: bool = True,
+    unembed: lora.FusedAdapters | None = None,
 ) -> tuple[jax.Array, jax.Array]:
     """Log-prob at the sampling temperature, and entropy, of every action token of a microbatch,
     among the tokens that it could be.
@@ -62,22 +65,40 @@ def score_actions(
 
     Args:
         entropy_learns: the entropy has a gradient.
+        unembed: adapters of the vocabulary, see ``on_vocabulary``.
 
     Returns:
         (logprobs_BA, entropy_BA), zero where the mask is.
     """
+    run = jax.checkpoint(_score) if entropy_learns or unembed is not None else _score_once
+    scored = _in_chunks(graphdef, base, hidden_BAD, r, unembed, run)
+    logprobs_BA, entropy_BA = (x_BA * r.actions.mask_BA for x_BA in scored)
+    return logprobs_BA, entropy_BA
+
+
+def _in_chunks(
+    graphdef: Graph,
+    base: decoder.Base,
+    hidden_BAD: jax.Array,
+    r: Rows[jax.Array],
+    unembed: lora.FusedAdapters | None,
+    run: Callable[..., Any],
+) -> Any:
+    """What ``run`` finds of (hidden states, vocabulary, targets, temperatures) of a chunk of action
+    tokens, put together to ``[B, A, ...]``."""
     b, a, _ = hidden_BAD.shape
     vocabulary, forbidden = decoder.vocabulary(graphdef, base), r.actions.forbidden
     most = max(1, _LOGITS_IN_FLIGHT // (b * len(vocabulary.matrix_VD)))
     chunks = -(-a // most)
     chunk = -(-a // chunks)  # equal chunks, as one that is not full costs as much as a full chunk
-    run = jax.checkpoint(_score) if entropy_learns else _score_once
 
-    def score(_: None, chunked: _Chunk) -> tuple[None, _Scores]:
-        (hidden, targets, temperature, sets), own = chunked, vocabulary
+    def score(_: None, chunked: _Chunk) -> tuple[None, Any]:
+        (hidden, targets, temperature, sets, owners), own = chunked, vocabulary
+        if owners is not None:
+            own = own.adapted(unembed, owners)
         if forbidden is not None and sets is not None:
             never = forbidden.at(sets, len(vocabulary.matrix_VD))
-            own = dataclasses.replace(vocabulary, never=never)
+            own = dataclasses.replace(own, never=never)
         return None, run(hidden, own, targets, temperature)
 
     def split(x: jax.Array) -> jax.Array:
@@ -87,11 +108,9 @@ def score_actions(
 
     chunked = split(hidden_BAD), split(r.actions.targets_BA), split(r.actions.temperature_BA)
     chunked += (None if forbidden is None else split(forbidden.set_A),)
+    chunked += (None if unembed is None else split(of_turn(r.turns.owner_BK, r)),)
     _, scored = jax.lax.scan(score, None, chunked)
-    logprobs_BA, entropy_BA = (
-        jnp.moveaxis(x, 0, 1).reshape(b, -1)[:, :a] * r.actions.mask_BA for x in scored
-    )
-    return logprobs_BA, entropy_BA
+    return jax.tree.map(lambda x: jnp.moveaxis(x, 0, 1).reshape(b, -1, *x.shape[3:])[:, :a], scored)
 
 
 def _score(
@@ -158,7 +177,35 @@ def action_logprobs(
 ) -> tuple[jax.Array, jax.Array]:
     """``score_actions`` of the policy."""
     states_BAD = policy_states(graphdef, base, adapters, scale, r)
-    return score_actions(graphdef, base, states_BAD, r)
+    unembed = on_vocabulary(adapters or {}, scale, dtype_of(base))
+    return score_actions(graphdef, base, states_BAD, r, unembed=unembed)
+
+
+def top_tokens(
+    graphdef: Graph,
+    k: int,
+    base: decoder.Base,
+    adapters: lora.Adapters | None,
+    scale: jax.Array | float,
+    r: Rows[jax.Array],
+) -> tuple[jax.Array, jax.Array]:
+    """The k likeliest tokens at each action token's place, and their log-probs, ``[B, A, k]``."""
+
+    def top(hidden: jax.Array, vocabulary: Vocabulary, _: Any, temperature: jax.Array) -> Any:
+        logits = decoder.logits(hidden, vocabulary) / temperature[..., None]
+        return jax.lax.top_k(log_softmax(logits), k)[::-1]
+
+    states_BAD = policy_states(graphdef, base, adapters, scale, r)
+    unembed = on_vocabulary(adapters or {}, scale, dtype_of(base))
+    return _in_chunks(graphdef, base, states_BAD, r, unembed, top)
+
+
+def on_vocabulary(
+    adapters: lora.Adapters, scale: jax.Array | float, dtype: jnp.dtype
+) -> lora.FusedAdapters | None:
+    """Those of the matrix to logits alone; None where there are none."""
+    own = {name: pair for name, pair in adapters.items() if name == lora.UNEMBED}
+    return lora.fuse(own, scale, dtype) if own else None
 
 
 def decision_labels(r: Rows[jax.Array], level: Level) -> tuple[jax.Array, jax.Array, jax.Array]:

@@ -35,6 +35,8 @@ class Adam(NamedTuple):
             2019).
         clip: norm to which a member's gradient is cut; infinite: none.
         moves: members that may change; the others keep their optimiser state too.
+        always: members that move although none of their units has an advantage: Adam's momentum
+            goes on.
         max_kl: mean approximate KL above which a member does not move; None: no bound.
     """
 
@@ -47,6 +49,7 @@ class Adam(NamedTuple):
     decay: Numbers
     clip: Numbers
     moves: Any
+    always: Any
     max_kl: Numbers | None = None
 
 
@@ -59,12 +62,13 @@ def adam(
     decay: Any = 0.0,
     clip: Any = math.inf,
     moves: Any = True,
+    always: Any = False,
     max_kl: Any = None,
 ) -> Adam:
     """How a step is taken, with the defaults of a team's; arguments as of ``Adam``."""
     rest1, rest2 = 1 - np.asarray(b1, np.float64), 1 - np.asarray(b2, np.float64)
-    numbers = rate, b1, b2, rest1, rest2, eps, decay, clip, moves
-    kinds = [np.float32] * (len(numbers) - 1) + [np.bool_]
+    numbers = rate, b1, b2, rest1, rest2, eps, decay, clip, moves, always
+    kinds = [np.float32] * (len(numbers) - 2) + [np.bool_, np.bool_]
     arrays = map(np.asarray, numbers, kinds)
     return Adam(*arrays, max_kl=None if max_kl is None else np.asarray(max_kl, np.float32))
 
@@ -97,15 +101,15 @@ def optim_step(policy: PolicyState, sums: Sums, how: Adam) -> tuple[PolicyState,
     """Takes a step of the adapters of one base; also returns their gradient norms, ``[N]``.
 
     An adapter takes no step where the gradient of one of its tokens, or the sum of them, is not
-    finite; its norm is NaN then. Nor does an adapter none of whose units has an advantage: Adam
-    would take a full step for the entropy bonus or the KL alone.
+    finite; its norm is NaN then. Nor does an adapter none of whose units has an advantage, unless
+    it moves always: Adam would take a full step for the entropy bonus or the KL alone.
 
     Args:
         sums: for each place along the mesh's ``data`` axis.
     """
     sums = jax.tree.map(lambda x: x.sum(0), sums)
     own = sums.by_adapter
-    moves_N = how.moves & (own["moving"] > 0)
+    moves_N = how.moves & (how.always | (own["moving"] > 0))
     if how.max_kl is not None:
         moves_N &= own["kl"] / jnp.maximum(own["units"], 1) <= how.max_kl
     adapters, adapters_opt, norm_N = _step(

@@ -28,6 +28,7 @@ from marft_jax.learning import optimiser
 from marft_jax.learning.batch import microbatches
 from marft_jax.learning.data import Datum
 from marft_jax.learning.gradients import PolicySpec, Sums
+from marft_jax.learning.logprobs import Graph, top_tokens
 from marft_jax.learning.objective import LOSSES, Inputs, Loss, Objective
 from marft_jax.learning.optimiser import Adam
 from marft_jax.learning.packing import Packed, pack
@@ -117,12 +118,13 @@ def open_policy(
     mesh = mesh_lib.make_mesh(MeshSettings())
     settings = Model(base=model) if isinstance(model, str) else model
     base = load_base(settings, mesh_lib.placer(mesh), mesh.devices.flat[0].platform)
+    return on_base(base, mesh, room=room, rank=rank, targets=targets)
+
+
+def on_base(base: BaseModel, mesh: Mesh, *, room: int, rank: int, targets: Sequence[str]) -> Policy:
+    """A stack of free slots over a base that others may share; arguments as of ``open_policy``."""
     lora.check_targets([base.config], targets)
-    draw = functools.partial(
-        lora.init, config=base.config, adapters=range(room), rank=rank, targets=targets
-    )
-    shapes = jax.eval_shape(draw, jax.random.key(0))
-    adapters = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+    adapters = lora.empty(base.config, adapters=room, rank=rank, targets=targets)
     state = PolicyState(adapters, optimiser.init(adapters))
     state = jax.device_put(state, mesh_lib.replicated(mesh))
     return Policy(base, mesh, state, np.zeros(room, int), np.ones(room))
@@ -140,7 +142,8 @@ def fresh(
         BadInput: the base lacks the targets.
     """
     config, stacks = policy.base.config, {*policy.state.adapters}
-    kinds = [t for t in (lora.ALL_LINEAR, "experts") if stacks & {*lora.adapted(config, [t])}]
+    every = lora.ALL_LINEAR, "experts", lora.UNEMBED
+    kinds = [kind for kind in every if stacks & {*lora.adapted(config, [kind])}]
     lora.check_targets([config], chosen := targets or kinds)
     drawn = lora.init(jax.random.key(seed), config, adapters=[0], rank=rank, targets=chosen)
     own = {name: pair for name, pair in drawn.items() if targets or name in stacks}
@@ -198,16 +201,8 @@ def _with(policy: Policy, slot: int, state: PolicyState, rank: int, alpha: float
 
 
 def _written(stack: lora.Adapters, slot: int, factors: Mapping[str, Any]) -> lora.Adapters:
-    """The stack with these factors in a slot, filled with zeros to its rank and matrices."""
-
-    def one(name: str, kind: str, whole: jax.Array) -> jax.Array:
-        padded = np.zeros(whole.shape[1:], whole.dtype)
-        if name in factors:
-            own = np.asarray(factors[name][kind])
-            padded[tuple(map(slice, own.shape))] = own
-        return whole.at[slot].set(padded)
-
-    return {n: {kind: one(n, kind, x) for kind, x in pair.items()} for n, pair in stack.items()}
+    """The stack with these factors in a slot."""
+    return jax.tree.map(lambda x, own: x.at[slot].set(own), stack, lora.padded(factors, stack))
 
 
 def take(policy: Policy, slot: int) -> Adapter:
@@ -263,17 +258,29 @@ def load(file: Path | str) -> Adapter:
 
 
 def forward(policy: Policy, data: Sequence[Datum]) -> list[np.ndarray]:
-    """Log-probs of the learned tokens of each datum, at its temperature."""
-    found = dict[int, np.ndarray]()
+    return _through(policy, data, _compiled(policy, _NO_LOSS)["forward"])
+
+
+def top(policy: Policy, data: Sequence[Datum], k: int) -> list[tuple[np.ndarray, np.ndarray]]:
+    """The k likeliest tokens at the place of each learned token of each datum, the likeliest first:
+    (ids, log-probs), ``[A, k]`` each."""
+    run = _top(policy.mesh, policy.base.graphdef, k)
+    return _through(policy, data, run)
+
+
+def _through(policy: Policy, data: Sequence[Datum], run: Compiled) -> list[Any]:
+    """What a pass finds of the learned tokens of each datum."""
+    found, on = dict[int, Any](), {"base": policy.base.params, "adapters": policy.state.adapters}
     for numbers, packed, _ in _packed(policy, data, [None] * len(data)):
-        run = _compiled(policy, _NO_LOSS)["forward"]
-        on = {"base": policy.base.params, "adapters": policy.state.adapters}
         rows = [
             mesh_lib.put(micro, mesh_lib.rows(policy.mesh)) for micro in microbatches(packed.rows)
         ]
-        logprobs = [run(**on, scale=policy.scale_N, r=micro) for micro in rows]
-        tokens = np.stack(mesh_lib.fetch(logprobs)).reshape(-1)[packed.tokens]
-        found |= _by_datum(numbers, tokens, [len(data[i].targets) for i in numbers])
+        told = mesh_lib.fetch([run(**on, scale=policy.scale_N, r=micro) for micro in rows])
+        whole, form = jax.tree.flatten(jax.tree.map(lambda *x: np.stack(x), *told))
+        sizes = [len(data[i].targets) for i in numbers]
+        tokens = [x.reshape(-1, *x.shape[3:])[packed.tokens] for x in whole]
+        parts = [_by_datum(numbers, x, sizes) for x in tokens]
+        found |= {i: form.unflatten([part[i] for part in parts]) for i in numbers}
     return [found[i] for i in range(len(data))]
 
 
@@ -348,6 +355,12 @@ def _compiled(policy: Policy, objective: Objective) -> dict[str, Compiled]:
 @functools.lru_cache(maxsize=64)
 def _programs(mesh: Mesh, spec: PolicySpec) -> dict[str, Compiled]:
     return Compiling(mesh).policy(spec)
+
+
+@functools.lru_cache(maxsize=16)
+def _top(mesh: Mesh, graphdef: Graph, k: int) -> Compiled:
+    compiling = Compiling(mesh)
+    return compiling(mesh_lib.rows(mesh), top_tokens, graphdef, k, **compiling.options)
 
 
 def _packed(

@@ -28,7 +28,16 @@ from flax import nnx
 from jax import Array
 from jax.typing import DTypeLike
 
-from marft_jax.models.lora import FusedAdapters, OwnerMask, matrix_of, stack_of
+from marft_jax.models.lora import (
+    UNEMBED,
+    Fused,
+    FusedAdapters,
+    OwnerMask,
+    add_lora,
+    matrix_of,
+    owner_mask,
+    stack_of,
+)
 from marft_jax.models.ops.attention import (
     CausalAttention,
     Layer,
@@ -171,9 +180,14 @@ class DecoderConfig:
             for name in [matrix_of(stack)]
         }
 
+    def adaptable(self) -> dict[str, list[Matrix]]:
+        """``matrices``, and the one to logits."""
+        unembed = Matrix(self.d_model, self.vocab_size, _VOCABULARY)
+        return self.matrices() | {UNEMBED: [unembed]}
+
     def layers_with(self, stack: str) -> list[int]:
-        """Numbers of the layers whose matrix is in this stack."""
-        return self._layers_of.get(stack, [])
+        """Numbers of the layers whose matrix is in this stack; of the one to logits 0."""
+        return self._layers_of.get(stack, [0] if stack == UNEMBED else [])
 
     @functools.cached_property
     def _layers_of(self) -> dict[str, list[int]]:
@@ -267,7 +281,7 @@ _NEVER = -1e30
 
 @functools.partial(
     jax.tree_util.register_dataclass,
-    data_fields=["matrix_VD", "never"],
+    data_fields=["matrix_VD", "never", "lora", "owners"],
     meta_fields=["divisor", "cap", "gaps"],
 )
 @dataclasses.dataclass(frozen=True)
@@ -278,6 +292,7 @@ class Vocabulary:
         cap: 0 for none.
         gaps: see ``DecoderConfig``; their logits are so low that their probability is exactly 0.
         never: further tokens like these, ``bool [..., V]``; None for none.
+        lora, owners: adapters of the matrix, and the owner of each hidden state.
     """
 
     matrix_VD: Array
@@ -285,10 +300,22 @@ class Vocabulary:
     cap: float = 0.0
     gaps: tuple[tuple[int, int], ...] = ()
     never: Array | None = None
+    lora: Fused | None = None
+    owners: OwnerMask | None = None
+
+    def adapted(self, lora: FusedAdapters | None, owners: Array) -> Vocabulary:
+        """The vocabulary of the policies that own hidden states ``[...]``; see ``owner_mask``."""
+        if lora is None or lora.unembed is None:
+            return self
+        return dataclasses.replace(self, lora=lora.unembed, owners=owner_mask(owners, lora))
 
     def products(self, hidden: Array) -> Array:
         """``[..., D] -> float32 [..., V]``."""
-        return product(hidden, self.matrix_VD).astype(jnp.float32)
+        products = product(hidden, self.matrix_VD)
+        if self.lora is not None:
+            none = jnp.zeros((), hidden.dtype)
+            products += _isolated(add_lora(none, hidden, self.lora, self.owners))
+        return products.astype(jnp.float32)
 
     def finish(self, products: Array) -> Array:
         """Logits of these products."""
@@ -301,6 +328,16 @@ class Vocabulary:
         ids_V = np.arange(logits.shape[-1]).reshape((1,) * (logits.ndim - 1) + (-1,))
         without_V = np.any([(first <= ids_V) & (ids_V < end) for first, end in self.gaps], axis=0)
         return jnp.where(without_V, _NEVER, logits)  # not -inf: 0 · inf is no entropy
+
+
+@jax.custom_vjp
+def _isolated(x: Array) -> Array:
+    """The same; a gradient that is not finite goes no further. All adapters share the products, in
+    which 0 · NaN of one token would be NaN of all."""
+    return x
+
+
+_isolated.defvjp(lambda x: (x, None), lambda _, d: (jnp.where(jnp.isfinite(d), d, 0),))
 
 
 class Embed(nnx.Module):

@@ -4,7 +4,7 @@
 
 L are the layers that have the matrix in the same shape. Where other layers have another shape, as
 in Gemma 4, their stack is named ``q-2``. A matrix of experts has a pair for each expert,
-``"a": [N, L, E, in, R]``.
+``"a": [N, L, E, in, R]``. ``unembed`` is the matrix from hidden states to logits, of one layer.
 
 Every token names its owner, which is its adapter. One pair of dense matmuls serves all owners at
 once: the ranks of all adapters stand side by side, and the columns of other owners are zeroed
@@ -18,12 +18,14 @@ Source: LoRA, Hu et al. 2021, section 4.1.
 
 from __future__ import annotations
 
+import functools
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 from jax.typing import DTypeLike
 
@@ -31,6 +33,7 @@ from marft_jax.errors import BadInput
 from marft_jax.models.ops.products import from_ranks, product
 
 ALL_LINEAR = "all-linear"
+UNEMBED = "unembed"
 
 Adapters = dict[str, dict[str, Array]]
 
@@ -61,10 +64,12 @@ class FusedAdapters(NamedTuple):
     Attributes:
         layers: adapted matrices by name, of all layers stacked in front, or a list by layer.
         scale_N: alpha/rank of each adapter.
+        unembed: of the matrix to logits.
     """
 
     layers: dict[str, Fused] | list[dict[str, Fused]]
     scale_N: Array
+    unembed: Fused | None = None
 
     def of(self, layer: int, config: Any) -> dict[str, Fused]:
         """Adapted matrices of one layer of a decoder with this ``DecoderConfig``."""
@@ -101,16 +106,16 @@ def named(config: Any, targets: Sequence[str]) -> list[str]:
     Args:
         config: the ``DecoderConfig`` of the base.
         targets: names of matrices; ``experts`` for the matrices of routed experts; ``all-linear``
-            for all others, as in peft.
+            for all others but ``unembed``, as in peft.
     """
-    usual = [target for target in _by_target(config) if target != "experts"]
+    usual = [target for target in _by_target(config) if target not in ("experts", UNEMBED)]
     each = (usual if target == ALL_LINEAR else [target] for target in targets)
     return list(dict.fromkeys(itertools.chain(*each)))
 
 
 def _by_target(config: Any) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
-    for name, [matrix, *_] in config.matrices().items():
+    for name, [matrix, *_] in config.adaptable().items():
         found.setdefault(matrix.target or name, []).append(name)
     return found
 
@@ -156,7 +161,7 @@ def init(
         targets: as in ``adapted``.
     """
     tree: Adapters = {}
-    matrices = config.matrices()
+    matrices = config.adaptable()
     for target in adapted(config, targets):
         [matrix, *_] = having = matrices[target]
         draw = jax.nn.initializers.normal(matrix.d_in**-0.5)
@@ -167,6 +172,33 @@ def init(
         a = jax.vmap(lambda key, draw=draw, shape=shape: draw(key, shape))(keys_N)
         tree[target] = {"a": a, "b": jnp.zeros((len(adapters), *stack, rank, matrix.d_out))}
     return tree
+
+
+def empty(config: Any, *, adapters: int, rank: int, targets: Sequence[str]) -> Adapters:
+    """A stack with room for this many adapters, all zeros; targets as in ``adapted``."""
+    draw = functools.partial(
+        init, config=config, adapters=range(adapters), rank=rank, targets=targets
+    )
+    shapes = jax.eval_shape(draw, jax.random.key(0))
+    return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+
+
+def padded(
+    factors: Mapping[str, Mapping[str, Any]], stack: Adapters
+) -> dict[str, dict[str, np.ndarray]]:
+    """One adapter, without the axis N, with zeros up to the rank and the matrices of a stack."""
+
+    def one(name: str, kind: str, shape: tuple[int, ...], dtype: DTypeLike) -> np.ndarray:
+        whole = np.zeros(shape, dtype)
+        if name in factors:
+            own = np.asarray(factors[name][kind])
+            whole[tuple(map(slice, own.shape))] = own
+        return whole
+
+    return {
+        name: {kind: one(name, kind, x.shape[1:], x.dtype) for kind, x in pair.items()}
+        for name, pair in stack.items()
+    }
 
 
 def shape_of(adapters: Adapters) -> tuple[int, int]:
@@ -198,7 +230,21 @@ def fuse(adapters: Adapters, scale: Array | float, dtype: DTypeLike) -> FusedAda
         target: Fused(side_by_side(ab["a"].swapaxes(-1, -2)), side_by_side(ab["b"]))
         for target, ab in adapters.items()
     }
-    return FusedAdapters(fused, jnp.broadcast_to(jnp.asarray(scale, dtype), n))
+    unembed = fused.pop(UNEMBED, None)
+    unembed = unembed and Fused(*(x[0] for x in unembed))
+    return FusedAdapters(fused, jnp.broadcast_to(jnp.asarray(scale, dtype), n), unembed)
+
+
+def replaced(fused: FusedAdapters, own: FusedAdapters, n: Array | int) -> FusedAdapters:
+    """The adapters with ``own``, of one adapter of the same rank, in place of the n-th."""
+    [factor, *_] = jax.tree.leaves(own[::2])
+    at = n * factor.shape[-2]
+
+    def put(whole: Array, x: Array) -> Array:
+        return jax.lax.dynamic_update_slice_in_dim(whole, x, at, axis=-2)
+
+    layers, unembed = jax.tree.map(put, fused[::2], own[::2])
+    return FusedAdapters(layers, fused.scale_N.at[n].set(own.scale_N[0]), unembed)
 
 
 def by_layer(fused: FusedAdapters, config: Any) -> FusedAdapters:
@@ -212,11 +258,9 @@ def owner_mask(owners: Any, fused: FusedAdapters) -> OwnerMask:
     Args:
         owners: ``int32 [...]``, the adapter of each token; -1 for the bare base.
     """
-    scale_N, layers = fused.scale_N, fused.layers
-    of_layers = layers if isinstance(layers, list) else [layers]
-    [any_matrix, *_] = (matrix for layer in of_layers for matrix in layer.values())
+    scale_N, [any_factor, *_] = fused.scale_N, jax.tree.leaves((fused.layers, fused.unembed))
     n = len(scale_N)
-    rank = any_matrix.a.shape[-2] // n
+    rank = any_factor.shape[-2] // n
     mine = jax.nn.one_hot(owners, n, dtype=scale_N.dtype)
     mine *= scale_N.reshape((1,) * owners.ndim + (n,))
     return OwnerMask(jnp.repeat(mine, rank, axis=-1))

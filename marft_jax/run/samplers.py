@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import jax
 from jax.sharding import Mesh
@@ -12,6 +12,7 @@ from jax.sharding import Mesh
 from marft_jax.config import Branching, Rollout
 from marft_jax.engine.compiled import Shape
 from marft_jax.engine.engine import Engine
+from marft_jax.models import lora
 from marft_jax.models.weights.load import BaseModel, copy_base
 from marft_jax.parallel import mesh as mesh_lib
 from marft_jax.parallel import processes
@@ -21,6 +22,7 @@ from marft_jax.sampling.constraints import forms_of
 from marft_jax.sampling.protocol import Sampler
 from marft_jax.sampling.settings import SampledBase, SamplerSetup, make_sampler
 from marft_jax.team.prompts import Team
+from marft_jax.types import MAIN
 
 
 @contextlib.contextmanager
@@ -58,6 +60,35 @@ def _make(models: TeamModels, at_once: int | None) -> Sampler:
         for (name, base), share in zip(models.bases.items(), shares, strict=True)
     }
     return SamplerOfBases(engines)
+
+
+def engine_on(
+    base: BaseModel,
+    mesh: Mesh,
+    shape: Shape,
+    *,
+    adapters: int,
+    rank: int,
+    targets: Sequence[str],
+    seed: int = 0,
+) -> Engine:
+    """Opens an engine without a team, on a base that others may share, with a stack of adapters
+    that change nothing until each is replaced (``Engine.replace``)."""
+    engine = Engine(
+        base.config,
+        base.graphdef,
+        base.params,
+        mesh,
+        shape,
+        eos_ids=base.tokenizer.eos_ids,
+        seed=seed,
+        alpha=1.0,
+        decode=base.tokenizer.decode,
+        forms=forms_of(base.tokenizer, base.config.vocab_size),
+    )
+    stack = lora.empty(base.config, adapters=adapters, rank=rank, targets=targets)
+    engine.load({MAIN: jax.device_put(stack, mesh_lib.replicated(mesh))}, "")
+    return engine
 
 
 def _sampled(name: str, base: BaseModel, team: Team) -> SampledBase:

@@ -7,13 +7,14 @@ import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
 from marft_jax.errors import RunFailed, Stopped, described
 from marft_jax.sampling.protocol import AdaptersOfBases, Completion, Request, Sampler
 
+_T = TypeVar("_T")
 Watch = Callable[[np.ndarray], None]
 """Is given the ids that a request has so far, in the sampler's thread."""
 
@@ -34,6 +35,7 @@ class Batcher:
         self.sampler = sampler
         self._incoming: deque[_Asked] = deque()
         self._asked: dict[int, _Asked] = {}
+        self._between: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
         self._next: tuple[AdaptersOfBases, str, list[Future[None]]] | None = None
         self._changed, self._closing = threading.Condition(), False
         self._failure: BaseException | None = None
@@ -79,6 +81,15 @@ class Batcher:
             self._changed.notify()
         return future
 
+    def between(self, call: Callable[[], _T]) -> Future[_T]:
+        """Runs a call in the sampler's thread, before it is handed the next requests."""
+        future: Future[_T] = Future()
+        with self._changed:
+            self._check()
+            self._between.append((call, future))
+            self._changed.notify()
+        return future
+
     def _check(self) -> None:
         if not self.alive:
             raise RunFailed(f"the sampler has stopped: {self._failure or 'shutting down'}")
@@ -92,6 +103,7 @@ class Batcher:
             with self._changed:
                 self._failure = error
                 left = [asked.future for asked in (*self._asked.values(), *self._incoming)]
+                left += [future for _, future in self._between]
             for future in [*left, *(self._next[2] if self._next else ())]:
                 if future.set_running_or_notify_cancel():
                     future.set_exception(RunFailed(f"the sampler has failed: {described(error)}"))
@@ -99,13 +111,23 @@ class Batcher:
     def _wait(self) -> bool:
         """Waits for work; false when there will be none."""
         with self._changed:
-            self._changed.wait_for(
-                lambda: self._asked or self._incoming or self._next or self._closing
-            )
-            return bool(self._asked or self._incoming or self._next)
+            self._changed.wait_for(lambda: self._asked or self._to_do or self._closing)
+            return bool(self._asked or self._to_do)
+
+    @property
+    def _to_do(self) -> bool:
+        return bool(self._incoming or self._between or self._next)
 
     def _admit(self) -> None:
         """Hands new requests to the sampler, after new adapters if there are any."""
+        with self._changed:
+            calls, self._between = self._between, deque()
+        for call, future in calls:
+            if future.set_running_or_notify_cancel():
+                try:
+                    future.set_result(call())
+                except Exception as error:  # it is the caller's
+                    future.set_exception(error)
         at_once = self.sampler.capabilities.loads_while_busy
         if self._next is not None and (at_once or not self._asked):
             adapters, version, futures = loaded = self._next

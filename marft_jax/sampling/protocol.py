@@ -43,6 +43,8 @@ class Request(NamedTuple):
         form: form that the text follows, as JSON: a schema; or a list of alternatives, each a list
             of parts that follow one another: a text, a schema, ``[]`` for any text without ``</``,
             or a list of parts that may be missing. "" for any text.
+        stop_ids: tokens that end it, besides the end-of-turn tokens.
+        ends: false where end-of-turn tokens do not end it.
     """
 
     prompt: np.ndarray
@@ -52,6 +54,8 @@ class Request(NamedTuple):
     choices: tuple[tuple[int, ...], ...] = ()
     base: str = MAIN
     form: str = ""
+    stop_ids: tuple[int, ...] = ()
+    ends: bool = True
 
 
 class Completion(NamedTuple):
@@ -59,10 +63,10 @@ class Completion(NamedTuple):
 
     Attributes:
         ids: sampled token ids, ``int32 [tokens]``, up to and with the end-of-turn token, or the
-            token in which a stop text ended.
+            token in which a stop text ended, or a stop id.
         logprobs: log-prob of each token at the sampling temperature, among the tokens that choices
             or a form allow, before filters, ``float32 [tokens]``.
-        reason: why it ended. end: an end-of-turn token. stop: a stop text. length: its token limit.
+        reason: why it ended. end: an end-of-turn token. stop: a stop text or id. length: its limit.
             cancelled: the sampler gave it up, and its episode fails.
         filtered_mass: probability that choices, top-k, top-p and min-p left to draw from, the mean
             over the tokens; None from a sampler that does not report it.

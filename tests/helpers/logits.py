@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -22,4 +24,8 @@ def our_logits(base: BaseModel, factors=None, alpha=5.0):
         mask = lora.owner_mask(owners, fused)
     until = jnp.full_like(positions, TOKENS.shape[1] - 1)
     hidden, _ = decoder.forward(base.graphdef, base.params, TOKENS, positions, until, fused, mask)
-    return np.asarray(decoder.project(base.graphdef, base.params, hidden))
+    vocabulary = decoder.vocabulary(base.graphdef, base.params)
+    vocabulary = dataclasses.replace(vocabulary, gaps=()).adapted(
+        fused, np.zeros(TOKENS.shape, int)
+    )
+    return np.asarray(decoder.logits(hidden, vocabulary))

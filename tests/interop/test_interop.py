@@ -74,9 +74,10 @@ def random_factors(config: DecoderConfig, targets=TARGETS, rank=RANK, seed=2):
     rng = np.random.default_rng(seed)
     factors = {}
     for target in targets:
-        d_in, d_out, *_ = config.matrices()[target][0]
-        a = rng.normal(size=(config.n_layers, d_in, rank)) * 0.3
-        b = rng.normal(size=(config.n_layers, rank, d_out)) * 0.3
+        matrices = config.adaptable()[target]
+        d_in, d_out, *_ = matrices[0]
+        a = rng.normal(size=(len(matrices), d_in, rank)) * 0.3
+        b = rng.normal(size=(len(matrices), rank, d_out)) * 0.3
         factors[target] = {"a": a.astype(np.float32), "b": b.astype(np.float32)}
     return factors
 
@@ -95,7 +96,7 @@ def their_logits(folder, adapter=None):
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_transformers_and_peft_compute_what_we_compute(variant, tmp_path):
     base = random_base(variant)
-    factors = random_factors(base.config)
+    factors = random_factors(base.config, (*TARGETS, lora.UNEMBED))
     huggingface.write_model(tmp_path / "base", base, {}, 1.0, {})
     peft.write(tmp_path / "agent", factors, ALPHA, str(tmp_path / "base"))
     theirs = their_logits(tmp_path / "base", tmp_path / "agent")
@@ -135,7 +136,8 @@ def test_settings_stand_where_older_programs_read_them_too(variant, tmp_path):
 @pytest.mark.parametrize("variant", ["llama_bias", "qwen3", "gemma3"])
 def test_a_merged_model_is_the_base_with_its_adapter(variant, tmp_path):
     base = random_base(variant)
-    factors = random_factors(base.config)
+    head = () if base.config.tie_embeddings else (lora.UNEMBED,)
+    factors = random_factors(base.config, (*TARGETS, *head))
     huggingface.write_model(tmp_path, base, factors, ALPHA / RANK, {"temperature": 0.5}, 20_000)
     index = json.loads((tmp_path / "model.safetensors.index.json").read_text())
     shards = sorted(p.name for p in tmp_path.glob("model-*.safetensors"))
@@ -177,13 +179,15 @@ def test_of_a_model_of_text_and_images_the_text_is_trained_and_exported(tmp_path
         return load_base(settings, lambda _, x: jnp.asarray(x, jnp.float32))
 
     base = loaded(tmp_path / "base")
-    factors = random_factors(base.config)
+    factors = random_factors(base.config, (*TARGETS, lora.UNEMBED))
     ours = our_logits(base, factors)
     inside = huggingface.layers_in(base.source)
     peft.write(tmp_path / "agent", factors, ALPHA, str(tmp_path / "base"), inside)
     theirs = their_logits(tmp_path / "base", tmp_path / "agent")
     np.testing.assert_allclose(ours, theirs, atol=2e-5)
-    assert len(peft.read(tmp_path / "agent").matrices) == 2 * len(TARGETS)
+    assert len(peft.read(tmp_path / "agent").matrices) == 2 * len(TARGETS) + 1
+    factors.pop(lora.UNEMBED)  # embeddings share its matrix
+    ours = our_logits(base, factors)
     huggingface.write_model(tmp_path / "merged", base, factors, ALPHA / RANK, {})
     np.testing.assert_allclose(their_logits(tmp_path / "merged"), ours, atol=2e-5)
     np.testing.assert_allclose(our_logits(loaded(tmp_path / "merged")), ours, atol=2e-5)
@@ -412,7 +416,7 @@ WRONG = {
             "model.multi_modal_projector.linear_1", "model.audio_tower.layers.0.self_attn.q_proj",
         )
     },
-    "another module": (with_tensor("base_model.model.lm_head.lora_A.weight"), "lm_head"),
+    "another module": (with_tensor("base_model.model.model.embed.lora_A.weight"), "embed"),
     "a layer too many": (None, "2 layers"),
     "weights as a pickle": (lambda folder: (folder / peft.WEIGHTS).rename(
         folder / "adapter_model.bin"), "safe_serialization"),

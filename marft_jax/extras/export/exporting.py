@@ -49,8 +49,7 @@ def export(
 
 
 def _write(models: TeamModels, run: str, step: str, out: Path, form: str, agent: str | None) -> int:
-    if form == "peft":
-        _check_peft(models)
+    (_check_peft if form == "peft" else _check_merged)(models)
     state = restore_state(models, run, step)
     sources = ", ".join(_portable(base.source) for base in models.bases.values())
     facts = card.Facts(run, int(state.step), models.config, models.blueprint, sources, models.team)
@@ -71,6 +70,16 @@ def _write(models: TeamModels, run: str, step: str, out: Path, form: str, agent:
     if form == "peft" and "experts" in models.config.lora.targets:
         console.print(_EXPERTS)
     return facts.step
+
+
+def _check_merged(models: TeamModels) -> None:
+    """Raises BadInput where a file cannot hold what was adapted."""
+    for base in models.bases.values():
+        if lora.UNEMBED in models.config.lora.targets and base.config.tie_embeddings:
+            raise BadInput(
+                f"--format merged: {base.source} has one matrix for embeddings and logits, and the "
+                "adapters are of logits alone; use --format peft"
+            )
 
 
 def _check_peft(models: TeamModels) -> None:

@@ -22,7 +22,7 @@ from safetensors.numpy import save_file
 from marft_jax.interop.peft import Factors
 from marft_jax.models.config_json import architecture, sizes_of, text_settings
 from marft_jax.models.decoder import DecoderConfig
-from marft_jax.models.lora import matrix_of
+from marft_jax.models.lora import UNEMBED, matrix_of
 from marft_jax.models.parts.attention import AttentionConfig
 from marft_jax.models.parts.dense import DenseConfig
 from marft_jax.models.rope import NO_ROTATION
@@ -128,6 +128,8 @@ def merge(
     weight = np.asarray(jax.device_get(array))
     modules = path.split("/")  # layers/3/mixer/q/kernel, layers/3/mlp/experts_down/7/0/kernel
     _, layer, _, matrix, *index, _ = modules if len(modules) > 4 else [""] * 5
+    if modules[0] == "lm_head":
+        layer, matrix = "0", UNEMBED
     adapted = (x for x in places if matrix_of(x) == matrix and int(layer) in places[x])
     if modules[-1] == "kernel" and (name := next(adapted, None)):
         expert, piece = map(int, index) if index else (None, 0)

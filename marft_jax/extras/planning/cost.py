@@ -117,7 +117,7 @@ def cache_entries(model: DecoderConfig, length: int) -> int:
 
 
 def _lora(model: DecoderConfig, tokens: int, columns: int, targets: Sequence[str]) -> int:
-    matrices = model.matrices()
+    matrices = model.adaptable()
     found = (x for name in adapted(model, targets) for x in matrices[name])
     return 2 * tokens * columns * sum((x.d_in + x.d_out) * max(1, x.chosen) for x in found)
 
