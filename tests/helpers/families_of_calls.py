@@ -276,6 +276,24 @@ FAMILIES = {
     ),
 }  # fmt: skip
 
+PLAIN = {
+    "phi4": Family(
+        "fenced",
+        "{% for m in messages %}<|im_start|>{{ m.role }}<|im_sep|>{{ m.content }}<|im_end|>"
+        "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant<|im_sep|>{% endif %}",
+        (*_IM, "<|im_sep|>"),
+    ),
+    "gemma3": Family(
+        "fenced",
+        "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no system') }}"
+        "{% endif %}<start_of_turn>{{ 'model' if m.role == 'assistant' else m.role }}\n"
+        "{{ m.content }}<end_of_turn>\n{% endfor %}"
+        "{% if add_generation_prompt %}<start_of_turn>model\n{% endif %}",
+        ("<start_of_turn>", "<end_of_turn>"),
+    ),
+}
+"""Families whose templates have no tools."""
+
 
 def _bytes() -> list[str]:
     """Letters that stand for the bytes 0 to 255 in byte-level vocabularies."""
@@ -297,7 +315,7 @@ def backend(marks=(), plain=(), template=None, end="<end>") -> PreTrainedTokeniz
 
 @functools.cache
 def tokenizer_of(name: str) -> Tokenizer:
-    family = FAMILIES[name]
+    family = (FAMILIES | PLAIN)[name]
     fast = backend(family.marks, family.plain, family.template, family.marks[1])
     return Tokenizer(fast, map(fast.convert_tokens_to_ids, family.more), name)
 

@@ -8,7 +8,7 @@ from typing import Any
 from marft_jax.extras.export import huggingface
 from marft_jax.models.tokenizers.tokenizer import ByteTokenizer
 
-_TEXT: dict[str, Any] = dict(
+TEXT: dict[str, Any] = dict(
     vocab_size=264, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
     num_attention_heads=4, num_key_value_heads=2, head_dim=8, max_position_embeddings=512,
     pad_token_id=256, eos_token_id=257, bos_token_id=None,
@@ -90,7 +90,7 @@ def save(architecture: str, folder: Path, above: Any = (), **text: Any) -> Path:
     import transformers
 
     kind, own, parts = FAMILIES[architecture]
-    settings = {**_TEXT, **own, **text}
+    settings = {**TEXT, **own, **text}
     if architecture.endswith("ForConditionalGeneration"):
         settings = {"text_config": settings, **parts, **dict(above)}
     config: Any = transformers.AutoConfig.for_model(kind, **settings)

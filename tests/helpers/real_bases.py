@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
 import gguf
+import jax.numpy as jnp
 import numpy as np
+import published
 import small
+import transformers
 from tokenizers.pre_tokenizers import ByteLevel
 
 from marft_jax.extras.export import huggingface
+from marft_jax.models import config_json
+from marft_jax.models.tokenizers.tokenizer import Tokenizer
+from marft_jax.models.weights import load
 
 _CHATML = (
     "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>\n' }}"
@@ -64,3 +72,33 @@ def gguf_file(path: Path, longest: int) -> Path:
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+def family(folder: Path, architecture: str, tokenizer: Tokenizer, **settings: Any) -> Path:
+    """Writes a random model of an architecture of ``published``, without torch.
+
+    Args:
+        settings: of its text, beside those of ``published``.
+    """
+    kind, own, _ = published.FAMILIES[architecture]
+    sizes = {**published.TEXT, **own, **settings}
+    sizes = {
+        k: len(tokenizer.tokens) if k.startswith("vocab_size") else v for k, v in sizes.items()
+    }
+    config = transformers.AutoConfig.for_model(kind, **sizes).to_dict()
+    there = folder / "settings"
+    there.mkdir(parents=True)
+    (there / "config.json").write_text(json.dumps(config | {"architectures": [architecture]}))
+    tokenizer.save(there)
+    read = config_json.read_config(config | {"architectures": [architecture]}, architecture)
+    graphdef, abstract = load.abstract_decoder(read, jnp.float32)
+    rng = np.random.default_rng(0)
+
+    def draw(path: str, shape: tuple[int, ...]) -> np.ndarray:
+        return rng.normal(size=shape) * 0.2 + path.endswith("scale")
+
+    drawn = ((path, draw(path, shape)) for path, shape in load.shapes_of(abstract).items())
+    params = load.fill(abstract, drawn, lambda _, a: jnp.asarray(a, jnp.float32))
+    base = load.BaseModel(read, graphdef, params, tokenizer, str(there), "0")
+    huggingface.write_model(folder / "base", base, {}, 1.0, {})
+    return folder / "base"
