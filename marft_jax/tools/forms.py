@@ -233,7 +233,8 @@ def _object(text: str) -> dict[str, Any]:
 
 
 _GEMMA = re.compile(
-    r'<\|"\|>((?:(?!<\|tool_call>|<tool_call\|>).)*?)<\|"\|>|([{}\[\],:])|((?:"(?:\\.|[^"\\])*"|(?!<\|"\|>|<\|tool_call>|<tool_call\|>)[^{}\[\],:])+)',
+    r'<\|"\|>((?:(?!<\|tool_call>|<tool_call\|>).)*?)<\|"\|>|([{}\[\],:])|'
+    r'(\s*"(?:\\.|[^"\\])*"|(?:(?!<\|"\|>|<\|tool_call>|<tool_call\|>)[^{}\[\],:])+)',
     re.DOTALL,
 )
 _JSON_WORDS = {"None": "null", "True": "true", "False": "false"}
@@ -271,15 +272,18 @@ def _python(
 
 
 def _python_call(text: str) -> ToolCall | None:
+    """A call; its name may have dashes, which Python's names have not."""
+    if (part := _CALLED.match(text)) is None:
+        return None
     with contextlib.suppress(SyntaxError, RecursionError, MemoryError, ValueError):
-        match ast.parse(text, mode="eval").body:
-            case ast.Call(func=func, args=[], keywords=words):
+        match ast.parse(f"f{text[part.end() :]}", mode="eval").body:
+            case ast.Call(func=ast.Name(), args=[], keywords=words):
                 own = {str(word.arg): _value(word.value) for word in words}
-                return _written(ast.unparse(func), own)
-    name = re.match(r"[\w.-]+(?=\()", text)
-    return name and ToolCall(name[0], text)
+                return _written(part[1], own)
+    return ToolCall(part[1], text)
 
 
+_CALLED = re.compile(r"([\w.-]+)\s*(?=\()")
 _JSON_LIST = re.compile(r"\s*\[?\s*\{")
 _SPLITS = (",", "\n")  # of calls
 _PYTHON = re.compile(

@@ -125,6 +125,20 @@ def test_values_keep_their_types(name):
     ]
 
 
+@pytest.mark.parametrize("called", ["look-up", "files.read", "a_1"])
+@pytest.mark.parametrize("name", NAMES)
+def test_a_tool_may_have_any_name_that_servers_give_it(name, called):
+    ids = tokenizer_of(name).encode(written(name, (called, {"a": "x-(y)", "n": -1})))
+    assert read(name, ids) == ("", [(called, {"a": "x-(y)", "n": -1})])
+
+
+@pytest.mark.parametrize("key", ['q"1', "a b", "é-"])
+def test_a_key_of_gemma_has_no_quotes_and_may_hold_one(key):
+    arguments = {"a": "x", "more": {key: 'y"', "z": [1]}}
+    ids = tokenizer_of("gemma4").encode(written("gemma4", ("add", arguments)))
+    assert read("gemma4", ids) == ("", [("add", arguments)])
+
+
 @pytest.mark.parametrize("name", [n for n in NAMES if n not in ("gpt-oss",)])
 def test_several_calls_are_read_and_a_last_one_need_not_be_closed(name):
     """A turn of gpt-oss ends with its first call."""
