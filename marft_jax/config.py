@@ -125,6 +125,10 @@ class Team(Section):
     """Most calls that an orchestrator may make in one step."""
     max_tool_calls: Natural = setting(4, needs="agents.tools or env.name your own")
     """Most tool calls of an agent in one turn."""
+    format_rest: Literal["checked", "refused"] = setting("checked", needs="agents.format")
+    """Keywords of a schema that no grammar holds: uniqueItems, patterns with look-ahead,
+    look-behind or \\b. checked: the environment is given an empty text in place of one that breaks
+    them. refused: such a schema is refused, with the path of the keyword."""
     max_new_tokens: Count = setting(24, needs="agents.max_new_tokens none")
     """Longest action, in tokens; default for any other base than tiny: a quarter of model.context.
     An agent's profile may override this setting and those below."""

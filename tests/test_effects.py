@@ -33,6 +33,7 @@ READ = {
     **{f"team.{name}": [] for name in SAMPLING},
     "team.rounds": ["--team.workflow", "debate"],
     "team.max_steps": ["--team.workflow", "mine:flow"],
+    "team.format_rest": ["--team.file", "{tmp}/form.yaml"],
     "team.max_tool_calls": ["--env.name", "an_env:Env"],
     "env.holdout": [*ROWS, "--env.data", "a"],
     "env.weights": [*ROWS, "--env.data", "a"],
@@ -105,6 +106,7 @@ agents:
   - {name: a, max_new_tokens: 9, temperature: 0.5, top_p: 0.5, top_k: 3, min_p: 0.1, stop: x,
      reward: solver, answers: true}
 """
+FORM = "agents: [{name: a, answers: true, format: {type: array, uniqueItems: true}}]"
 PAST = "agents: [{name: a, answers: true}, {name: b, past: a}]"
 
 
@@ -114,6 +116,7 @@ def here(tmp_path, monkeypatch):
     (tmp_path / "an_env.py").write_text("class Env:\n    reset = step = None\n")
     (tmp_path / "all.yaml").write_text(EVERYTHING)
     (tmp_path / "past.yaml").write_text(PAST)
+    (tmp_path / "form.yaml").write_text(FORM)
     return tmp_path
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping, Sequence
 
+from marft_jax.plugins import load_extra
 from marft_jax.rollout.actions import Action, ActionSampler, expect
 from marft_jax.rollout.env_session import End, EnvSession
 from marft_jax.rollout.rounds import together
@@ -79,11 +80,17 @@ async def _step(
             await env.call("restore", env.restore, before.snapshot)
             return before
     acted = [turn.name for turn in own]
-    result = await env.call("step", env.step, tuple(step.turns), acted)
+    result = await env.call("step", env.step, tuple(map(_graded, step.turns)), acted)
     result = result._replace(info={**result.info, **step.info})
     if before is not None:
         expect(env.task, "answer to a step", before, result)
     return result
+
+
+def _graded(turn: Turn) -> Turn:
+    """Returns the turn as it is graded: without a text that breaks its schema."""
+    wrong = bool(turn.form) and load_extra("form.violates")(turn.form, turn.text)
+    return turn._replace(text="") if wrong else turn
 
 
 async def _act(

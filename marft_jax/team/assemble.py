@@ -82,7 +82,7 @@ def make_team(
     _check_lengths(team)
     for profile, tokenizer in zip(profiles, team.tokenizers, strict=True):
         if profile.format is not None:
-            _check_format(profile, tokenizer)
+            _check_format(profile, tokenizer, settings.format_rest == "checked")
     for agent, box in enumerate(team.tools):
         if box.sources:
             check_form(team.tokenizers[agent])
@@ -143,14 +143,14 @@ def _check_lengths(team: Team) -> None:
             )
 
 
-def _check_format(profile: Profile, tokenizer: Tokenizer) -> None:
+def _check_format(profile: Profile, tokenizer: Tokenizer, rest: bool) -> None:
     """Checks the JSON schema that an agent's texts follow."""
     where = f"{_SOURCE}: agent {profile.name!r}: format"
     if profile.tools:
         raise BadInput(
             f"{where}: expected no tools, whose calls do not follow it; drop one of them"
         )
-    load_extra("form.check")(profile.form, where, tokenizer)
+    load_extra("form.check")(profile.form, where, tokenizer, rest)
 
 
 def _say_length(team: Team, agent: int) -> None:

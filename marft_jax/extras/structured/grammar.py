@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import json
@@ -17,19 +18,20 @@ from marft_jax.models.tokenizers.tokenizer import Tokenizer
 from marft_jax.sampling.constraints import Constraint
 
 
-def check(form: str, where: str, tokenizer: Tokenizer | None = None) -> None:
+def check(form: str, where: str, tokenizer: Tokenizer | None = None, rest: bool = True) -> None:
     """Checks that a form can be compiled.
 
     Args:
         form: as ``sampling.Request`` has it.
         where: where it stands, for messages.
         tokenizer: of the model that writes texts of the form.
+        rest: keywords that no grammar holds may be left for later, see ``violates``.
 
     Raises:
         BadInput: it cannot, or llguidance is missing or does not know the tokenizer.
     """
     try:
-        fault = _fault(form)
+        fault = _fault(form, rest)
     except (ImportError, AttributeError, TypeError) as error:
         what = f'llguidance 1.9 or newer: pip install -U -e ".[structured]" ({described(error)})'
         raise BadInput(f"{where}: needs {what}") from error
@@ -39,6 +41,19 @@ def check(form: str, where: str, tokenizer: Tokenizer | None = None) -> None:
             _tokens(tokenizer, tokenizer.vocab_size)
     if fault:
         raise BadInput(f"{where}: expected a JSON schema that can be compiled: {one_line(fault)}")
+
+
+def violates(form: str, text: str) -> bool:
+    """True for JSON that breaks its schema, where the schema has keywords that no grammar holds."""
+    if not _has_rest(form):
+        return False
+    from jsonschema.validators import validator_for
+
+    schema = json.loads(form)
+    try:
+        return not validator_for(schema)(schema).is_valid(json.loads(text))
+    except (ValueError, re.error):  # cut off; or another pattern is one of the grammar alone
+        return False
 
 
 def constraint(tokenizer: Tokenizer, vocabulary: int, form: str) -> Constraint:
@@ -70,10 +85,10 @@ def constraint(tokenizer: Tokenizer, vocabulary: int, form: str) -> Constraint:
 
 
 @functools.lru_cache(maxsize=64)
-def _fault(form: str) -> str:
+def _fault(form: str, rest: bool) -> str:
     """What cannot be compiled, behind the path of the innermost schema that has it; "" if nothing
     is."""
-    fault = _invalid(form)
+    fault = _invalid(form, rest)
     if not fault:
         return ""
     ways = json.loads(form)
@@ -81,16 +96,16 @@ def _fault(form: str) -> str:
     for whole in (part for part in parts if isinstance(part, dict)):
         named = {key: whole[key] for key in _DEFINED if key in whole}
         for path, schema in _schemas(whole):
-            if own := _invalid(json.dumps(named | schema)):
+            if own := _invalid(json.dumps(named | schema), rest):
                 return f"{path}: {own}"
     return fault
 
 
-def _invalid(form: str) -> str:
+def _invalid(form: str, rest: bool) -> str:
     from llguidance import LLMatcher
 
     try:
-        return LLMatcher.validate_grammar(_grammar(form))
+        return LLMatcher.validate_grammar(_grammar(form, rest=rest))
     except ValueError as error:
         return str(error)
 
@@ -117,21 +132,39 @@ def _schemas(schema: dict[str, Any], path: str = "#") -> Iterator[tuple[str, dic
 
 
 @functools.lru_cache(maxsize=64)
-def _knows(name: str) -> bool:
-    """True for a ``format`` of texts that grammars have; any other is a remark."""
+def _holds(keyword: str, value: str) -> bool:
+    """True where grammars have this ``format`` or ``pattern`` of texts."""
     from llguidance import LLMatcher
 
     return not LLMatcher.validate_grammar(LLMatcher.grammar_from_json_schema(
-        json.dumps({"type": "string", "format": name})))  # fmt: skip
+        json.dumps({"type": "string", keyword: value})))  # fmt: skip
 
 
-def _without_remarks(schema: dict[str, Any]) -> dict[str, Any]:
-    """A schema without keywords that ask for nothing."""
+def _rest(schema: dict[str, Any]) -> Iterator[str]:
+    """Keywords that no grammar holds, and that a whole text can be checked for."""
+    if schema.get("uniqueItems") is True:
+        yield "uniqueItems"
+    if isinstance(own := schema.get("pattern"), str) and not _holds("pattern", own):
+        with contextlib.suppress(re.error):
+            re.compile(own)
+            yield "pattern"
+
+
+@functools.lru_cache(maxsize=64)
+def _has_rest(form: str) -> bool:
+    schema = json.loads(form)
+    return isinstance(schema, dict) and any(any(_rest(own)) for _, own in _schemas(schema))
+
+
+def _for_grammar(schema: dict[str, Any], rest: bool) -> dict[str, Any]:
+    """A schema without keywords that ask for nothing, and without the rest."""
     for _, own in _schemas(schema := copy.deepcopy(schema)):
-        if isinstance(name := own.get("format"), str) and not _knows(name):
+        if isinstance(name := own.get("format"), str) and not _holds("format", name):
             del own["format"]
         if own.get("uniqueItems") is False:
             del own["uniqueItems"]
+        for keyword in [*_rest(own)] if rest else ():
+            del own[keyword]
     return schema
 
 
@@ -142,17 +175,18 @@ anywhere may never end."""
 
 
 @functools.lru_cache(maxsize=64)
-def _grammar(form: str, special: tuple[tuple[str, int], ...] = ()) -> str:
+def _grammar(form: str, special: tuple[tuple[str, int], ...] = (), rest: bool = True) -> str:
     """The grammar of a form.
 
     Args:
+        rest: leave out what no grammar holds.
         special: spelling and id of special tokens, which the texts of the form may hold.
     """
     from llguidance import LLMatcher
 
     ways, ids = json.loads(form), dict(special)
     if isinstance(ways, dict):
-        return LLMatcher.grammar_from_json_schema(_without_remarks(ways), overrides=_ONE_LINE)
+        return LLMatcher.grammar_from_json_schema(_for_grammar(ways, rest), overrides=_ONE_LINE)
     marks = re.compile(f"({'|'.join(map(re.escape, ids)) or '(?!)'})")
 
     def terms(part: Any) -> Iterator[str]:
@@ -160,7 +194,7 @@ def _grammar(form: str, special: tuple[tuple[str, int], ...] = ()) -> str:
             inner = " ".join(term for own in part for term in terms(own))
             yield f"({inner})?" if part else _TEXT
         elif isinstance(part, dict):
-            yield f"%json {json.dumps(_without_remarks(part) | {'x-guidance': _ONE_LINE})}"
+            yield f"%json {json.dumps(_for_grammar(part, rest) | {'x-guidance': _ONE_LINE})}"
         else:
             for text in filter(None, marks.split(part)):
                 yield f"<[{ids[text]}]>" if text in ids else json.dumps(text)

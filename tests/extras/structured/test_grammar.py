@@ -9,19 +9,23 @@ import pytest
 import small
 from families_of_calls import FAMILIES, tokenizer_of
 from programs import LLAMA, MISTRAL, TAGGED, with_template
+from scripted import Scripted
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models
 from transformers import PreTrainedTokenizerFast
 
+from marft_jax.envs.threads import DaemonThreads
 from marft_jax.errors import BadInput
 from marft_jax.extras.structured import grammar
-from marft_jax.extras.structured.grammar import check, constraint
+from marft_jax.extras.structured.grammar import check, constraint, violates
 from marft_jax.models.tokenizers.tokenizer import FALLBACK_TEMPLATE, ByteTokenizer, Tokenizer
+from marft_jax.rollout.rollout import Rollout
 from marft_jax.sampling.protocol import Request
 from marft_jax.team.profiles import Profile
 from marft_jax.team.team_files import Blueprint, dump_team, load_team
+from marft_jax.team.workflows import find_workflow
 from marft_jax.tools import find_calls, form_of_call
-from marft_jax.types import Sampling
+from marft_jax.types import Sampling, StepResult
 
 TOKENIZER = ByteTokenizer()
 SCHEMA = {
@@ -166,9 +170,37 @@ def test_what_cannot_be_compiled_is_said_with_its_path(asked, where):
         schema = {"$defs": {"Own": own}, "type": "array", "items": {"$ref": "#/$defs/Own"}}
     for form in (schema, [["call: ", schema]]):
         with pytest.raises(BadInput) as error:
-            check(json.dumps(form), "here")
+            check(json.dumps(form), "here", rest=False)
         path, _, fault = str(error.value).partition("#/")[2].partition(": ")
         assert path == where + "".join(below) and keyword in fault and "\n" not in fault
+
+
+REST = [
+    ({"type": "array", "items": {"enum": [1, 2]}, "uniqueItems": True}, [[], [2, 1]], [[1, 1]]),
+    ({"type": "string", "pattern": "^(?!x)[a-z]{2}$"}, ["ab"], ["xa", "a"]),
+    ({"type": "string", "pattern": r"\bend\b"}, ["the end"], ["ended"]),
+    ({"type": "string", "pattern": r"^(.)\1$"}, ["aa"], ["ab"]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("own", "good", "bad"), REST)
+@pytest.mark.parametrize("inner", [False, True])
+def test_keywords_that_no_grammar_holds_are_checked_afterwards(own, good, bad, inner):
+    """Also behind a reference, and beside a pattern that Python's expressions do not have."""
+    known = {"type": "string", "pattern": r"^[\w-]{0,9}$"}
+    schema = {"$defs": {"Own": own}, "properties": {"a": {"$ref": "#/$defs/Own"}, "b": known}}
+    form = json.dumps(schema if inner else own)
+    check(form, "here")
+    for value in good + bad:
+        written = json.dumps({"a": value} if inner else value)
+        assert violates(form, written) == (value in bad)
+        assert not violates(form, written[:-1])  # cut off
+    assert not violates(json.dumps(known), '"x y"')  # a grammar holds it
+    with pytest.raises(BadInput, match="#/.defs/Own: " if inner else "#: "):
+        check(form, "here", rest=False)
+    odd = {"anyOf": [own, {"type": "string", "pattern": r"^\p{Greek}\z"}]}
+    check(json.dumps(odd), "here")
+    assert not violates(json.dumps(odd), '"xa"')
 
 
 def test_a_format_that_no_grammar_knows_is_a_remark():
@@ -204,6 +236,28 @@ def test_an_agent_has_a_schema_in_the_team_file(tmp_path):
         )
 
 
+class Length:
+    """Pays the number of letters of an answer."""
+
+    def reset(self, seed):
+        return "go"
+
+    def step(self, turns):
+        return StepResult("", len(turns[-1].text), True)
+
+
+def test_a_text_that_breaks_a_keyword_that_no_grammar_holds_is_graded_as_empty():
+    profile = Profile("solver", answers=True, format={**REST[0][0], "maxItems": 2})
+    team, texts = small.team_of(Blueprint((profile,))), ["[1, 1]", "[1, 2]", "[1, "]
+    engine = Scripted(lambda request: texts[request.key.task])
+    player = Rollout(engine, team, find_workflow("solo"), Length, DaemonThreads())
+    episodes = player.play(small.samples(range(3)), 0).episodes
+    assert [e.results[0].reward for e in episodes] == [0, 6, 3]
+    assert [e.turns[0].text for e in episodes] == [text.strip() for text in texts]
+    with pytest.raises(BadInput, match="'solver': format: .*#: .*uniqueItems"):
+        small.team_of(Blueprint((profile,)), format_rest="refused")
+
+
 @pytest.mark.parametrize("decoder", [None, decoders.WordPiece(), decoders.Metaspace()])
 @pytest.mark.parametrize("where", ["team", "call"])
 def test_a_tokenizer_that_the_grammar_library_does_not_know_is_one_line_at_the_start(
@@ -223,7 +277,7 @@ def test_a_tokenizer_that_the_grammar_library_does_not_know_is_one_line_at_the_s
     "fault", [ImportError("no LLMatcher"), AttributeError("x"), TypeError("y")]
 )
 def test_a_grammar_library_that_is_too_old_is_one_line(fault, monkeypatch):
-    def fail(form):
+    def fail(form, rest):
         raise fault
 
     monkeypatch.setattr(grammar, "_fault", fail)
