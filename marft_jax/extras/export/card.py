@@ -65,6 +65,7 @@ def write(
         shown=shown,
         lacks=[] if team is None else turns.lacking(team, plays),
         tools=[[t.name for t in team.tools_of(i).tools] if team else [] for i in range(len(shown))],
+        formats=[profile.name for profile in profiles if profile.format],
         loader=loader,
         workflow=config.team.workflow or facts.blueprint.workflow,
         data=[_portable(source) for source in config.env.data],

@@ -73,12 +73,13 @@ if __name__ == "__main__":
 
     def write(turn: Any, ids: Any) -> list[int]:
         base, model = team["bases"][turn["base"]], models[turn["base"]]
+        tokenizer, eos = tokenizers[turn["base"]], base["eos"]
         model.set_adapter(f"a{base['adapters'].index(turn['adapter'])}")
-        how = {"eos_token_id": base["eos"], "tokenizer": tokenizers[turn["base"]]}
+        masks = team_tools.masks(turn, tokenizer, eos, len(ids))
+        how = {"eos_token_id": eos, "tokenizer": tokenizer, "logits_processor": masks}
         how |= {"max_new_tokens": min(turn["max_new_tokens"], base["context"] - len(ids))}
-        mask = torch.ones_like(rows := torch.tensor([ids]))
-        said = model.generate(rows, attention_mask=mask, **how, **turn["sampling"])
-        return said[0, len(ids) :].tolist()
+        how |= {"attention_mask": torch.ones_like(rows := torch.tensor([ids])), **turn["sampling"]}
+        return model.generate(rows, **how)[0, len(ids) :].tolist()
 
     for turn, text in play(team, sys.argv[1], tokenizers, write):
         print(f"{turn['agent']}: {text}")

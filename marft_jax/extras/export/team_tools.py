@@ -1,4 +1,5 @@
-"""Calls the tools of this team for ``team.py``; ``forms.py`` reads the calls."""
+"""Calls the tools of this team for ``team.py``, and holds texts to their JSON schemas; ``forms.py``
+reads the calls."""
 
 import asyncio
 import importlib
@@ -56,6 +57,40 @@ def answer(turn: Any, name: str, given: str) -> str:
         return own if isinstance(own, str) else json.dumps(own, ensure_ascii=False)
     except Exception as error:
         return f"error: {error}".replace("\n", " ")
+
+
+def masks(turn: Any, tokenizer: Any, eos: Any, begin: int) -> list[Any]:
+    """Processors of logits that hold a text to its agent's JSON schema; none without a schema, or
+    without llguidance.
+
+    Args:
+        begin: length of the prompt.
+    """
+    if not turn["grammar"]:
+        return []
+    try:
+        from llguidance import LLMatcher, hf
+        from llguidance import numpy as bitmasks
+    except ImportError:
+        what = "its texts are not held to their JSON schema without `pip install llguidance`"
+        sys.stderr.write(f"{turn['agent']}: {what}\n")
+        return []
+    matcher: Any = None
+
+    def mask(ids: Any, scores: Any) -> Any:
+        nonlocal matcher, begin
+        size = scores.shape[-1]
+        matcher = matcher or LLMatcher(hf.from_tokenizer(tokenizer, size, eos), turn["grammar"])
+        matcher.consume_tokens(ids[0, begin:].tolist())
+        begin, bits = ids.shape[1], bitmasks.allocate_token_bitmask(1, size)
+        bitmasks.fill_next_token_bitmask(matcher, bits, 0)
+        own = [i for i in range(size) if not bits[0, i // 32] >> (i % 32) & 1]
+        if matcher.is_stopped():  # the text is complete
+            own = [i for i in range(size) if i not in eos]
+        scores[:, own] = -float("inf")
+        return scores
+
+    return [mask]
 
 
 def _object(text: str) -> Any:

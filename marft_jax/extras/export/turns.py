@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from marft_jax.plugins import load_extra
 from marft_jax.team.profiles import last_answering
 from marft_jax.team.prompts import Team
 from marft_jax.tools import calculator, for_model, form_name, forms, name_of
@@ -103,7 +104,7 @@ def lacking(team: Team, plays: bool = False) -> list[str]:
     """Names what agents were trained with and an export does not give them.
 
     Args:
-        plays: ``team.py`` is exported, which calls most tools.
+        plays: ``team.py`` is exported, which calls most tools and follows formats.
     """
     found = list[str]()
     for agent, profile in enumerate(team.profiles):
@@ -111,7 +112,7 @@ def lacking(team: Team, plays: bool = False) -> list[str]:
         names = [tool.name for tool in team.tools_of(agent).tools if tool.name not in carried]
         if names:
             found.append(f"tools of {profile.name} ({', '.join(names)})")
-        if profile.form:
+        if profile.form and not plays:
             found.append(f"the format of {profile.name}'s texts (a JSON schema)")
     return found
 
@@ -158,6 +159,7 @@ def _plain(team: Team, turn: _Turn, temperature: float) -> dict[str, Any]:
     ends = {"stop_strings": list(sampling.stop)} if sampling.stop else {}
     return {
         "agent": profile.name,
+        "grammar": load_extra("form.grammar")(profile.form) if profile.form else "",
         "base": list(team.adapters).index(team.bases[agent]),
         "adapter": team.folder_of(team.bases[agent], team.owners[agent]),
         "message": message,

@@ -67,7 +67,7 @@ def constraint(tokenizer: Tokenizer, vocabulary: int, form: str) -> Constraint:
     from llguidance import numpy as masks
 
     tokens, special = _tokens(tokenizer, vocabulary)
-    matcher = LLMatcher(tokens, _grammar(form, special))
+    matcher = LLMatcher(tokens, grammar_of(form, special))
     bits, read = masks.allocate_token_bitmask(1, vocabulary), 0
 
     def allowed(ids: Sequence[int]) -> np.ndarray | None:
@@ -105,7 +105,7 @@ def _invalid(form: str, rest: bool) -> str:
     from llguidance import LLMatcher
 
     try:
-        return LLMatcher.validate_grammar(_grammar(form, rest=rest))
+        return LLMatcher.validate_grammar(grammar_of(form, rest=rest))
     except ValueError as error:
         return str(error)
 
@@ -175,7 +175,7 @@ anywhere may never end."""
 
 
 @functools.lru_cache(maxsize=64)
-def _grammar(form: str, special: tuple[tuple[str, int], ...] = (), rest: bool = True) -> str:
+def grammar_of(form: str, special: tuple[tuple[str, int], ...] = (), rest: bool = True) -> str:
     """The grammar of a form.
 
     Args:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import errno
 import json
+import runpy
 import shutil
 import sys
 from pathlib import Path
@@ -23,6 +24,7 @@ from marft_jax.cli import configure
 from marft_jax.envs.maths import Settings
 from marft_jax.errors import BadInput
 from marft_jax.extras.export import card, exporting, huggingface, turns
+from marft_jax.extras.structured.grammar import constraint
 from marft_jax.interop import peft
 from marft_jax.learning.settings import Imitation
 from marft_jax.models.families import FAMILIES
@@ -242,19 +244,42 @@ def strokes(text: str) -> int:
     """Counts."""
     return len(text)
 '''
-WITHOUT = {
-    "tools": (dict(tools=("python",)), "tools of solver (python)"),
-    "a format": (
-        dict(format={"type": "object", "properties": {"answer": {"type": "integer"}}}),
-        "the format of solver's texts",
-    ),
-}  # fmt: skip
+FORM = {"type": "object", "properties": {"n": {"type": "integer", "minimum": 0, "maximum": 99}},
+        "required": ["n"], "additionalProperties": False}  # fmt: skip
+WITHOUT = [
+    ("peft", dict(tools=("python",)), "tools of solver (python)"),
+    ("merged", dict(tools=("python",)), "tools of solver (python)"),
+    ("merged", dict(format=FORM), "the format of solver's texts"),
+]
 
 
-@pytest.mark.parametrize("what", WITHOUT)
-@pytest.mark.parametrize("form", ["peft", "merged"])
-def test_what_an_export_lacks_is_said(what, form, run, tmp_path, capsys):
-    changes, named = WITHOUT[what]
+def test_team_py_holds_texts_to_the_schema_of_their_agent(run, tmp_path, monkeypatch, capsys):
+    """By the masks that sampled in training; without llguidance it says so and plays on."""
+    own = with_agents(run, tmp_path / "run", format=FORM)
+    assert run_export("--run", own, "--out", out := tmp_path / "out") == 0
+    assert "not exported" not in capsys.readouterr().out
+    assert "holds the texts of solver to their JSON schemas" in (out / "README.md").read_text()
+    plan = json.loads((out / "turns.json").read_text("utf-8"))
+    planner, solver = plan["turns"]
+    [base], backend = plan["bases"], AutoTokenizer.from_pretrained(out / plan["bases"][0]["model"])
+    masks = runpy.run_path(str(out / "team_tools.py"))["masks"]
+    assert not planner["grammar"] and masks(planner, backend, base["eos"], 3) == []
+    rng, tokenizer, begin = np.random.default_rng(0), ByteTokenizer(), 5
+    for _ in range(6):
+        [mask] = masks(solver, backend, base["eos"], begin)
+        ids, allowed = [7] * begin, constraint(tokenizer, 264, json.dumps(FORM))
+        while not ids[begin:] or ids[-1] not in base["eos"]:
+            scores = mask(np.array([ids]), rng.normal(size=(1, 264)))
+            np.testing.assert_array_equal(np.isfinite(scores[0]), allowed(ids[begin:]))
+            ids.append(int(scores[0].argmax()))
+        assert 0 <= json.loads(tokenizer.decode(ids[begin:]))["n"] <= 99
+    monkeypatch.setitem(sys.modules, "llguidance", None)
+    assert masks(solver, backend, base["eos"], 3) == []
+    assert "solver: its texts are not held" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("form", "changes", "named"), WITHOUT)
+def test_what_an_export_lacks_is_said(form, changes, named, run, tmp_path, capsys):
     own = with_agents(run, tmp_path / "run", prompt="", **changes)
     assert run_export("--run", own, "--out", out := tmp_path / "out", "--format", form) == 0
     assert f"not exported: {named}" in capsys.readouterr().out
