@@ -103,8 +103,9 @@ class PlannedRun(NamedTuple):
 
     @property
     def plays(self) -> bool:
-        """True where agents run on the base; else it only teaches."""
-        return bool(self.team.adapters)
+        """True where our engine runs agents on the base; False where the base only teaches, or
+        where another sampler runs the agents."""
+        return bool(self.team.adapters) and isinstance(self.config.rollout, Rollout)
 
 
 def describe(
@@ -124,7 +125,7 @@ def describe(
         place: number of the base among those that play, and their number.
 
     Raises:
-        BadInput: the mesh does not fit the topology, or the sampler is not our engine.
+        BadInput: the mesh does not fit the topology.
     """
     hosts, devices = topology.hosts, topology.devices
     mesh, playing = mesh_lib.make_meshes(config.mesh, devices, topology.per_host)
@@ -135,8 +136,7 @@ def describe(
     here = mesh_lib.parts(here, config.mesh.bases, place[1])[place[0]]
     dtype, alpha = jnp.dtype(config.model.dtype), config.lora.alpha
     model, graphdef, base = _base(config, model, mesh)
-    if not isinstance(own := config.rollout, Rollout):
-        raise BadInput(f"--rollout.sampler: expected engine in a plan, got {own.sampler:.60}")
+    own = config.rollout if isinstance(config.rollout, Rollout) else Rollout()  # nothing plays
     slots = min(own.slots, processes.share(config.algo.episodes, topology.hosts))
     shape = engine.Shape(slots, own.chunk, work.context, work.action).on(here)
     played = engine.programs(

@@ -184,6 +184,7 @@ def verdict(plan: Plan) -> str:
     beside = bool(plan.run.config.mesh.rollout and plan.run.config.rollout.lag)
     times, ranges = seconds(chip, plan.costs), expected(plan)
     took = _took(*times, beside)
+    took += " (the agents play elsewhere)" * (plan.run.config.rollout.sampler != "engine")
     lines.append(f"a step of {work.turns} turns of up to {work.context} tokens takes {took}")
     play, learn = (
         " to ".join(f"{sum(ranges[n][end] for n in names if n in ranges):.1f}" for end in (0, 1))

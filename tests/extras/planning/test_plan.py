@@ -292,6 +292,16 @@ def test_with_a_lag_the_cache_lies_beside_the_update():
     assert ahead["gradients"] - alone["gradients"] == more
 
 
+def test_where_another_sampler_plays_the_learner_is_planned_alone():
+    elsewhere = config_lib.RolloutSettings(sampler="own:Sampler", lag=1)
+    run = run_of(settings(rollout=elsewhere))
+    assert {*lowered(run)} == {"values", "gradients", "critic", "optimiser"}
+    memory, _ = verdict.memory_of(run, {})
+    assert memory["cache"] == 0 < memory["weights"]
+    told = verdict.verdict(cramped(1e12, run=run))
+    assert "to learn (the agents play elsewhere)" in told
+
+
 def test_a_base_is_planned_on_the_places_that_play_it():
     config, team = settings(mesh=config_lib.Mesh(bases=(3, 1))), small.team(max_new_tokens=16)
     work, where = step_work(config, team, "sequential"), find_topology("cpu:4")
