@@ -106,6 +106,7 @@ setup(
             "models/tokenizers/bytes/*",
             "envs/grading/units.txt",
             "extras/export/card.md",
+            "extras/planning/jobs/*",
             "extras/report/page/*",
         ]
     },

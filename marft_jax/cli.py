@@ -151,7 +151,7 @@ def _spelled(key: str, value: Any) -> list[str]:
 
 def _command_line(argv: Sequence[str], prog: str) -> list[Words]:
     """Reads files, then flags; or prints the help or the schema, and exits."""
-    files, flags = _split(argv)
+    files, flags = split(argv)
     if "help" in flags:
         sections_lib.show_help(prog, flags, *flags["help"][:1])
     if "schema" in flags:
@@ -218,7 +218,7 @@ def boundary() -> Iterator[None]:
         raise
 
 
-def _split(argv: Sequence[str]) -> tuple[list[str], Words]:
+def split(argv: Sequence[str]) -> tuple[list[str], Words]:
     """Splits ``--config FILE --a.b x y --c.d=z`` into ``[FILE]`` and ``{"a.b": ["x", "y"], "c.d":
     ["z"]}``."""
     files: list[list[str]] = []

@@ -3,14 +3,16 @@
     python -m marft_jax.plan --config mine.yaml --topology v5e:4x4
     python -m marft_jax.plan --model.base configs/models/qwen2.5-7b --topology h100:8 --json
     python -m marft_jax.plan --topology cpu:8
+    python -m marft_jax.plan --config mine.yaml --topology h100:2x8 --emit slurm --out job.sh
 
 Compiles every program of a run, with shapes instead of weights, for TPUs, GPUs or virtual CPU
-devices (cpu:2x4 is two hosts of four). Reads only config.json of the model. All other flags are
-those of training.
+devices (cpu:2x4 is two hosts of four). Reads only config.json of the model. With --emit it also
+writes the job of a plan that fits. All other flags are those of training.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import sys
 from collections.abc import Sequence
@@ -19,7 +21,11 @@ from typing import NoReturn
 from rich.console import Console
 
 from marft_jax import cli, unread
+from marft_jax.config import Config, RolloutSettings
+from marft_jax.errors import BadInput
+from marft_jax.extras.planning import emit
 from marft_jax.learning.checking import check_team
+from marft_jax.setting import check_local
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
@@ -27,10 +33,19 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     parser = cli.Parser("marft_jax.plan", __doc__)
     parser.add_argument("--topology", required=True, metavar="NAME", help="v5e:4x4, h100:8, cpu:8")
     parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
+    parser.add_argument("--emit", choices=[*emit.KINDS], help="kind of job to write, with --out")
+    parser.add_argument("--out", metavar="FILE", help="file of the job")
+    parser.add_argument("--image", metavar="NAME", help="container image of a jobset")
+    served = "h100:2x1: two servers of vLLM, one GPU each, sample; the topology only learns"
+    parser.add_argument("--servers", metavar="NAME", help=served)
     with cli.boundary():
         own, rest = parser.parse_known_args(argv)
         console = Console(highlight=False, soft_wrap=True, stderr=own.json, markup=False)
         config = cli.parse(rest, prog="marft_jax.plan")
+        servers = emit.servers_of(own.servers) if own.servers else None
+        if bool(own.emit) != bool(own.out) or own.image and not own.emit:
+            raise BadInput("--emit: expected --emit KIND --out FILE, and --image for a jobset only")
+        check_local("--out", own.out)
         unread.log(unread.warning(config))
         check_team(config)
         # after the settings are checked: JAX takes seconds to import
@@ -38,7 +53,12 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
         from marft_jax.extras.planning.planner import plans
         from marft_jax.extras.planning.topology import find_topology
 
-        found = plans(config, find_topology(own.topology), console.print)
+        topology = find_topology(own.topology)
+        hosts = emit.hosts_of(topology)
+        job = emit.Job(own.emit, config, *cli.split(rest), hosts, servers, own.image)
+        if own.emit:
+            emit.check(job)
+        found = plans(_elsewhere(config) if servers else config, topology, console.print)
         if own.json:
             numbers = {base: verdict.numbers(own) for base, own in found.items()}
             print(json.dumps({"bases": numbers} if len(found) > 1 else numbers.popitem()[1]))
@@ -47,4 +67,16 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
                 console.print(*([f"\nbase {base}:"] if len(found) > 1 else []))
                 console.print(verdict.memory_table(each), verdict.programs_table(each))
                 console.print(verdict.verdict(each))
-    sys.exit(0 if all(each.fits for each in found.values()) else 1)
+        fits = all(each.fits for each in found.values())
+        if own.emit and fits:
+            run = next(each.run for each in found.values() if each.run.team.adapters)
+            job = job._replace(config=run.config)
+            console.print(emit.write(job, run.mesh.shape, run.team, own.out))
+    sys.exit(0 if fits else 1)
+
+
+def _elsewhere(config: Config) -> Config:
+    """Returns the settings of a run whose agents are sampled by servers."""
+    names = (field.name for field in dataclasses.fields(RolloutSettings))
+    shared = {name: getattr(config.rollout, name) for name in names} | {"sampler": "http"}
+    return dataclasses.replace(config, rollout=RolloutSettings(**shared))

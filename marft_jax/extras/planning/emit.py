@@ -1,0 +1,269 @@
+"""Writes the job of a plan: a JobSet for Kubernetes, a task of SkyPilot, or a script of Slurm.
+
+The files in ``jobs`` are templates. A job restarts after exit code 75 and then continues its run.
+Its processes find each other as ``jax.distributed`` does where it knows the cluster (TPUs, Slurm);
+elsewhere the job names the first process.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+from collections.abc import Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import jinja2
+
+from marft_jax.config import Config, Rollout, RolloutSettings
+from marft_jax.errors import BadInput
+from marft_jax.extras.planning.chips import GPUS
+from marft_jax.sections import Words
+from marft_jax.team.team_files import load_team
+
+if TYPE_CHECKING:
+    from marft_jax.extras.planning.topology import Topology
+    from marft_jax.team.prompts import Team
+
+KINDS = {"jobset": "kubectl apply -f", "skypilot": "sky jobs launch", "slurm": "sbatch"}
+"""The kinds of jobs, and the command that starts each."""
+
+_GKE_TPUS = {
+    "v5e": "tpu-v5-lite-podslice",
+    "v5p": "tpu-v5p-slice",
+    "v6e": "tpu-v6e-slice",
+    "tpu7x": "tpu7x",
+}
+# SkyPilot's names, and by how much they count for each chip: those of v5p count cores
+_SKY_TPUS = {"v5e": ("tpu-v5litepod", 1), "v5p": ("tpu-v5p", 2), "v6e": ("tpu-v6e", 1)}
+_SKY_GPUS = {"a100": "A100-80GB"}
+_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # of adapters, where vLLM makes room
+_VLLM, _PORT = "0.32.0", 8476
+
+
+class Hosts(NamedTuple):
+    """Hosts of one kind.
+
+    Attributes:
+        kind: chip, as a topology names it.
+        shape: shape of a slice of TPUs.
+        count: number of hosts.
+        chips: chips of each host.
+    """
+
+    kind: str
+    shape: str
+    count: int
+    chips: int
+
+    @property
+    def is_tpu(self) -> bool:
+        return self.kind in _GKE_TPUS
+
+    @property
+    def resource(self) -> str:
+        """Name of its chips in Kubernetes."""
+        return "google.com/tpu" if self.is_tpu else "nvidia.com/gpu"
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """Labels of its nodes in Kubernetes: GKE's for TPUs, those of NVIDIA's discovery."""
+        if not self.is_tpu:
+            return {"nvidia.com/gpu.product": GPUS[self.kind].kind.replace(" ", "-")}
+        names = ("cloud.google.com/gke-tpu-accelerator", "cloud.google.com/gke-tpu-topology")
+        return dict(zip(names, (_GKE_TPUS[self.kind], self.shape), strict=True))
+
+    @property
+    def sky(self) -> str:
+        """SkyPilot's name of the chips of a host, or of all chips of a slice."""
+        if not self.is_tpu:
+            return f"{_SKY_GPUS.get(self.kind, self.kind.upper())}:{self.chips}"
+        name, each = _SKY_TPUS[self.kind]
+        return f"{name}-{each * self.count * self.chips}"
+
+
+class Job(NamedTuple):
+    """A run that becomes a job.
+
+    Attributes:
+        kind: one of ``KINDS``.
+        files: settings files of the command line.
+        flags: flags of the command line, without those of the plan.
+        servers: hosts that each run a server of vLLM, which samples; None without.
+        image: container image with this package, for a JobSet.
+    """
+
+    kind: str
+    config: Config
+    files: list[str]
+    flags: Words
+    hosts: Hosts
+    servers: Hosts | None = None
+    image: str | None = None
+
+    @property
+    def bucket(self) -> str:
+        """Bucket of the run directory; "" where this is a path."""
+        found = re.match(r"(?:gs|s3)://[\w.-]+(?=/)", self.config.run.dir)
+        return found[0] if found else ""
+
+    @property
+    def run_dir(self) -> str:
+        """Run directory as the job sees it: in a JobSet a path lies on the shared volume."""
+        own = self.config.run.dir
+        at_shared = self.kind == "jobset" and not self.bucket
+        return os.path.normpath(os.path.join("/shared", own)) if at_shared else own
+
+    @property
+    def name(self) -> str:
+        """Name of the job: that of the run, as Kubernetes allows it."""
+        own = re.sub("[^a-z0-9]+", "-", Path(self.config.run.dir).name.lower())
+        return f"marft-{own[:30].strip('-')}".strip("-")
+
+
+def hosts_of(topology: Topology) -> Hosts:
+    """Returns the hosts of a topology. JAX has two devices for each chip of TPU7x."""
+    kind, _, shape = topology.name.partition(":")
+    return Hosts(kind, shape, topology.hosts, topology.per_host // (2 if kind == "tpu7x" else 1))
+
+
+def servers_of(name: str) -> Hosts:
+    """Reads the hosts of servers, such as ``h100:2x1``: servers x GPUs of each.
+
+    Raises:
+        BadInput: it is something else.
+    """
+    found = re.fullmatch(r"(\w+):(?:([1-9]\d*)x)?([1-9]\d*)", name)
+    if not found or found[1] not in GPUS:
+        expected = "h100:2x1 (GPUs: servers x GPUs of each)"
+        raise BadInput(
+            f"--servers: expected {expected}, got {name!r:.60}; GPUs are {', '.join(GPUS)}"
+        )
+    return Hosts(found[1], "", int(found[2] or 1), int(found[3]))
+
+
+def check(job: Job) -> None:
+    """Raises ``BadInput`` for a job that cannot be written, before anything is compiled."""
+    kind, hosts, base = job.kind, job.hosts, job.config.model.base
+    for group in filter(None, (hosts, job.servers)):
+        known = {"jobset": {*_GKE_TPUS, *GPUS}, "skypilot": {*_SKY_TPUS, *GPUS}, "slurm": {*GPUS}}
+        if group.kind not in known[kind]:
+            expected = ", ".join(sorted(known[kind]))
+            raise BadInput(f"--emit {kind}: expected a topology of {expected}, got {group.kind}")
+    if (kind == "jobset") != bool(job.image):
+        expected = "--image with a jobset" if kind == "jobset" else "no --image"
+        raise BadInput(
+            f"--emit {kind}: expected {expected}, got {job.image}; scripts/Dockerfile makes one"
+        )
+    if kind == "skypilot" and not job.bucket:
+        raise BadInput(
+            f"--run.dir: expected gs://… or s3://… with --emit skypilot, whose machines lose their "
+            f"disks, got {job.config.run.dir!r:.80}"
+        )
+    if kind == "jobset" and not (job.bucket or job.run_dir.startswith("/shared/")):
+        raise BadInput(
+            f"--run.dir: expected gs://…, s3://… or a path below /shared with --emit jobset, got "
+            f"{job.run_dir!r:.80}"
+        )
+    if Path(base).is_dir() and not any(Path(base).glob("*.safetensors")):
+        raise BadInput(
+            f"--model.base: expected a base with weights with --emit, got {base!r:.80}, which has "
+            "none; name the hub's id, such as Qwen/Qwen2.5-7B-Instruct"
+        )
+    shared = {f"rollout.{own.name}" for own in fields(RolloutSettings)}
+    engine = {f"rollout.{own.name}" for own in fields(Rollout)} - shared
+    if job.servers and (given := sorted(engine & {*job.flags})):
+        raise BadInput(f"--{given[0]}: expected no setting of our engine with --servers, got one")
+    several = len({*load_team(job.config.team.file).on}) > 1
+    if job.servers and (base == "tiny" or several or job.config.lora.rank > _RANKS[-1]):
+        raise BadInput(
+            f"--servers: expected one base for all agents, other than tiny, and --lora.rank up to "
+            f"{_RANKS[-1]}, got {'several bases' if several else base:.60} and "
+            f"{job.config.lora.rank}"
+        )
+
+
+def manifest(job: Job, mesh: Mapping[str, int], team: Team) -> str:
+    """Writes the job.
+
+    Args:
+        mesh: sizes of the axes of the planned mesh.
+    """
+    loader = jinja2.FileSystemLoader(Path(__file__).with_name("jobs"))
+    strict: dict[str, Any] = dict(undefined=jinja2.StrictUndefined, keep_trailing_newline=True)
+    written = jinja2.Environment(loader=loader, trim_blocks=True, lstrip_blocks=True, **strict)
+    [template] = [name for name in loader.list_templates() if name.startswith(job.kind)]
+    extras = ["tpu" if job.hosts.is_tpu else "cuda", "hub", *["storage"] * bool(job.bucket)]
+    return written.get_template(template).render(
+        job=job, hosts=job.hosts, servers=job.servers, name=job.name, extras=",".join(extras),
+        files=[_spelled(job, file) for file in job.files], flags=_flags(job, mesh),
+        base=_spelled(job, job.config.model.base), image=_spelled(job, job.image or ""),
+        serve=_serve(job, team) if job.servers else {}, vllm=_VLLM,
+        shared=job.run_dir.startswith("/shared/") or bool(job.servers),
+        fraction="" if job.hosts.is_tpu else os.environ.get("XLA_PYTHON_CLIENT_MEM_FRACTION", ""),
+    )  # fmt: skip
+
+
+def _spelled(job: Job, word: str) -> str:
+    """Quotes a word for YAML, where Kubernetes replaces ``$(NAME)``, or for a shell."""
+    if job.kind == "jobset":
+        return json.dumps(word.replace("$(", "$$("), ensure_ascii=False)
+    return shlex.quote(word)
+
+
+def _flags(job: Job, mesh: Mapping[str, int]) -> dict[str, list[str]]:
+    """Returns the flags of the training command with their spelled values."""
+    hosts, name = job.hosts, job.name
+    flags = job.flags | {"run.dir": [job.run_dir]}
+    flags |= {f"mesh.{axis}": [str(size)] for axis, size in mesh.items()}
+    if hosts.count > 1:  # hosts start minutes apart
+        flags = {"mesh.wait_seconds": ["300"]} | flags | {"mesh.coordinator": ["auto"]}
+    spelled = {key: [_spelled(job, word) for word in words] for key, words in flags.items()}
+    first = {
+        "jobset": (f'"{name}-train-0-0.{name}:{_PORT}"', '"$(JOB_COMPLETION_INDEX)"'),
+        "skypilot": (f'"$(head -n1 <<< "$SKYPILOT_NODE_IPS"):{_PORT}"', '"$SKYPILOT_NODE_RANK"'),
+    }
+    if hosts.count > 1 and not hosts.is_tpu and job.kind in first:
+        address, number = first[job.kind]
+        processes = {"mesh.processes": [f'"{hosts.count}"'], "mesh.process": [number]}
+        spelled |= {"mesh.coordinator": [address]} | processes
+    if job.servers:
+        urls, folder = ['"${urls[@]}"'], f"/shared/adapters/{name}"
+        if job.kind == "jobset":
+            count = range(job.servers.count)
+            urls = [f'"http://{name}-servers-0-{i}.{name}:8000"' for i in count]
+        if job.kind == "slurm":
+            folder = f'"$PWD"/adapters/{name}'
+        sampler = {"rollout.sampler": ["http"], "rollout.urls": urls}
+        spelled |= sampler | {"rollout.sampler_folder": [folder]}
+    return spelled
+
+
+def _serve(job: Job, team: Team) -> dict[str, str]:
+    """Returns the arguments of a server of vLLM with their spelled values."""
+    assert job.servers
+    config, adapters = job.config, sum(team.adapters.values())
+    cut = any(own.top_p < 1 or own.top_k or own.min_p for own in team.sampling)
+    values = {
+        "dtype": config.model.dtype,
+        "max-model-len": config.model.context,
+        "tensor-parallel-size": job.servers.chips,
+        "max-lora-rank": min(x for x in _RANKS if x >= config.lora.rank),
+        "max-loras": adapters,
+        "max-cpu-loras": adapters * (config.rollout.lag + 2),
+        # of the policy: at its temperature, and before filters
+        "logprobs-mode": "raw_logprobs" if cut else "processed_logprobs",
+        "generation-config": "vllm",
+        "host": "0.0.0.0",
+        "port": 8000,
+    }
+    return {key: _spelled(job, str(value)) for key, value in values.items()}
+
+
+def write(job: Job, mesh: Mapping[str, int], team: Team, out: str) -> str:
+    """Writes the job into a file, and returns what to do next."""
+    Path(out).write_text(manifest(job, mesh, team), encoding="utf-8")
+    return f"wrote {out}; {KINDS[job.kind]} {shlex.quote(out)}"
