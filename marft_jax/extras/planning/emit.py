@@ -168,11 +168,16 @@ def check(job: Job) -> None:
             f"--run.dir: expected gs://…, s3://… or a path below /shared with --emit jobset, got "
             f"{job.run_dir!r:.80}"
         )
-    if Path(base).is_dir() and not any(Path(base).glob("*.safetensors")):
+    has_weights = not Path(base).is_dir() or any(Path(base).glob("*.safetensors"))
+    if Path(base).exists() and not (kind == "slurm" and has_weights):
         raise BadInput(
-            f"--model.base: expected a base with weights with --emit, got {base!r:.80}, which has "
-            "none; name the hub's id, such as Qwen/Qwen2.5-7B-Instruct"
+            f"--model.base: expected a hub id, such as Qwen/Qwen2.5-7B-Instruct (with --emit slurm "
+            f"also a path with weights), got {base!r:.80}"
         )
+    for file in (*job.files, job.config.team.file or ""):
+        if kind != "slurm" and (os.path.isabs(file) or os.path.normpath(file).startswith("..")):
+            expected = "a path in this folder, which the job's hosts get"
+            raise BadInput(f"--emit {kind}: expected {expected}, got {file!r:.80}")
     shared = {f"rollout.{own.name}" for own in fields(RolloutSettings)}
     engine = {f"rollout.{own.name}" for own in fields(Rollout)} - shared
     if job.servers and (given := sorted(engine & {*job.flags})):

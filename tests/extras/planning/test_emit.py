@@ -285,13 +285,24 @@ def test_a_job_that_cannot_be_written_is_refused(arguments, changes, message):
         (["--model.base", "tiny"], "h100:1", "one base for all agents, other than tiny"),
         (["--lora.rank", "513"], "h100:1", "--lora.rank up to 512, got .* and 513"),
         (["--team.file", "configs/teams/two_bases.yaml"], "h100:1", "got several bases"),
-        (["--model.base", "configs/models/qwen2.5-7b"], None, "expected a base with weights"),
+        (["--model.base", "configs/models/qwen2.5-7b"], None, "expected a hub id"),
     ],
 )
 def test_a_base_that_nobody_can_load_is_refused(words, servers, message, repository, monkeypatch):
     monkeypatch.chdir(repository)
     with pytest.raises(BadInput, match=message):
         job_of("slurm", "h100:8", servers, config=settings("runs/mine", *words))
+
+
+def test_what_lies_on_this_machine_alone_is_refused(tmp_path):
+    (tmp_path / "base.gguf").touch()
+    local = settings("runs/mine", "--model.base", str(tmp_path / "base.gguf"))
+    job_of("slurm", "h100:8", config=local, files=["/shared/mine.yaml"])
+    with pytest.raises(BadInput, match="--model.base: expected a hub id"):
+        job_of("jobset", "h100:8", config=local)
+    for file in ("/shared/mine.yaml", "configs/../../mine.yaml"):
+        with pytest.raises(BadInput, match="expected a path in this folder"):
+            job_of("skypilot", "h100:8", files=[file])
 
 
 def planned(monkeypatch, memory: float, *words: str) -> tuple[int | str | None, Config]:
