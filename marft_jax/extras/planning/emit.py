@@ -213,9 +213,9 @@ def manifest(job: Job, mesh: Mapping[str, int], team: Team) -> str:
 
 
 def _spelled(job: Job, word: str) -> str:
-    """Quotes a word for YAML, where Kubernetes replaces ``$(NAME)``, or for a shell."""
+    """Quotes a word for YAML, where Kubernetes replaces ``$(NAME)`` and ``$$``, or for a shell."""
     if job.kind == "jobset":
-        return json.dumps(word.replace("$(", "$$("), ensure_ascii=False)
+        return json.dumps(word.replace("$", "$$"), ensure_ascii=False)
     return shlex.quote(word)
 
 

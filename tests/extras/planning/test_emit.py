@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import os
+import re
 import signal
 import subprocess
 import time
@@ -32,7 +33,13 @@ from marft_jax.types import MAIN
 SHAPES = {"v5e:4x4": (4, 4), "v5p:4x4x4": (4, 16), "h100:2x8": (8, 2), "h100:8": (8, 1)}
 BASE = "Qwen/Qwen2.5-7B-Instruct"
 MESH = {"data": 2, "fsdp": 1, "tensor": 4}
-WORDS = ["it's $HOME $(date) `id`", 'two\n\nlines "quoted" \\', "é 😀", "-", "a: b # c"]
+WORDS = [
+    "it's $HOME $(date) `id` $$ $(JOB_COMPLETION_INDEX)",
+    'two\n\nlines "quoted" \\',
+    "é 😀",
+    "-",
+    "a: b # c",
+]
 """What users' flags may hold."""
 
 
@@ -74,7 +81,8 @@ def run_in(folder: Path, script: str, **environment: str) -> tuple[int, list[lis
         )
         (programs / name).chmod(0o755)
     home = {"HOME": str(folder), "PATH": f"{programs}:{os.environ['PATH']}"}
-    done = subprocess.run(["bash", "-c", script], env=home | environment, cwd=folder)
+    how: Any = dict(env=home | environment, cwd=folder, stdin=subprocess.DEVNULL, timeout=60)
+    done = subprocess.run(["bash", "-c", script], **how)
     calls = log.read_text(encoding="utf-8").split("\0\0\n")
     return done.returncode, [call.split("\0") for call in calls[:-1]]
 
@@ -84,8 +92,8 @@ def words_of(text: str, kind: str, folder: Path) -> list[str]:
     if kind == "jobset":
         [*_, train] = yaml.safe_load(text)["spec"]["replicatedJobs"]
         command = train["template"]["spec"]["template"]["spec"]["containers"][0]["command"]
-        index = [word.replace("$(JOB_COMPLETION_INDEX)", "0") for word in command]
-        return [word.replace("$$(", "$(") for word in index]
+        known = {"$$": "$", "$(JOB_COMPLETION_INDEX)": "0"}  # as Kubernetes expands them
+        return [re.sub(r"\$(\$|\(\w+\))", lambda m: known.get(m[0], m[0]), x) for x in command]
     if kind == "skypilot":
         [*_, train] = yaml.safe_load_all(text)
         (folder / "marft/bin").mkdir(parents=True, exist_ok=True)
