@@ -16,7 +16,7 @@ import dataclasses
 import json
 import sys
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from rich.console import Console
 
@@ -78,5 +78,6 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
 def _elsewhere(config: Config) -> Config:
     """Returns the settings of a run whose agents are sampled by servers."""
     names = (field.name for field in dataclasses.fields(RolloutSettings))
-    shared = {name: getattr(config.rollout, name) for name in names} | {"sampler": "http"}
+    shared: dict[str, Any] = {name: getattr(config.rollout, name) for name in names}
+    shared["sampler"] = "http"
     return dataclasses.replace(config, rollout=RolloutSettings(**shared))
