@@ -269,7 +269,8 @@ def _read_prompts(
     model: decoder.Decoder = nnx.merge(graphdef, base)
     where_BT = jnp.where(valid_BT, positions_BT, read)
     attend = attend_cache(where_BT, positions_BT, read, model.config.window)
-    prefixes = cache_lib.first_positions(cache_lib.rows_of(cache, p.sources_B, places), read)
+    prefixes = cache_lib.rows_of(cache, p.sources_B, places)
+    prefixes = cache_lib.each(lambda layer: layer.whole(read), prefixes)
     reading = Reading(attend, jnp.full_like(p.tokens_BT, t - 1), valid_BT, p.starts_B)
     return model.hidden(p.tokens_BT, positions_BT, reading, prefixes, adapters, mask)
 

@@ -75,7 +75,8 @@ class Engine:
         self._version, self._versions = "", dict[int, str]()  # of all; of replaced adapters
         self._stack: lora.Adapters = {}  # shapes
         self._fused: lora.FusedAdapters | None = None
-        self._schedule = Schedule(self._shape, mesh, reuse, config.recurrent)
+        slack = config.slack(self._shape.context)
+        self._schedule = Schedule(self._shape, mesh, reuse, config.recurrent, slack)
         self._reuse, self._recurrent = reuse, config.recurrent
         self._vocabulary = config.vocab_size
         self._forms, self._constraints = forms, dict[int, Constraint | None]()  # by slot
@@ -241,6 +242,7 @@ class Engine:
         fetch = (s.active_S, s.count_S, s.length_S, s.ids_SA, s.logprobs_SA, s.kept_S)
         active, count, length, ids, logprobs, kept = map(np.asarray, jax.device_get(fetch))
         self._lengths = length.astype(np.int64)
+        self._schedule.grown(self._lengths)
         done: list[tuple[int, Completion]] = []
         for slot in in_use:
             entry, n = self._active[slot], int(count[slot])

@@ -116,7 +116,8 @@ def insert(slots: Slots, rows: Slots, slots_B: Array, places: int) -> Slots:
 
     def put_cache(old: Any, new: Any) -> Any:
         axis = _row_axis(slots.cache)
-        return _by_place(lambda o, n, at: o.insert(n, at), places, slots_B, old, new, axis=axis)
+        at = slots_B, rows.length_S
+        return _by_place(lambda o, n, at: o.insert(n, *at), places, at, old, new, axis=axis)
 
     cache = each(put_cache, slots.cache, rows.cache)
     put_row = functools.partial(_by_place, put, places, slots_B)
@@ -144,9 +145,7 @@ def _row_axis(cache: Cache) -> int:
     return 0 if isinstance(cache, list) else 1
 
 
-def _by_place(
-    change: Callable[..., Any], places: int, at_B: Array, *rows: Any, axis: int = 0
-) -> Any:
+def _by_place(change: Callable[..., Any], places: int, at_B: Any, *rows: Any, axis: int = 0) -> Any:
     """``change(*rows, at)`` in each place that has a part of the rows, so that none travels."""
     if places == 1:
         return change(*rows, at_B)
@@ -158,7 +157,8 @@ def _by_place(
         return x.reshape(*x.shape[:axis], -1, *x.shape[axis + 2 :])
 
     in_axes = (*[axis] * len(rows), 0)
-    changed = jax.vmap(change, in_axes, axis)(*jax.tree.map(split, rows), split(at_B, 0))
+    at = jax.tree.map(lambda x: split(x, 0), at_B)
+    changed = jax.vmap(change, in_axes, axis)(*jax.tree.map(split, rows), at)
     return jax.tree.map(merge, changed)
 
 

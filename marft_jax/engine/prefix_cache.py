@@ -33,10 +33,13 @@ class Prefixes:
     Args:
         recurrent: layers have a recurrent state, which belongs to one position. A slot has the
             state at the beginning of its prompt's last chunk, and after the last token.
+        slack: layers with a window keep the last positions of a slot alone: a prefix may lack this
+            many of them. None: they keep all.
     """
 
-    def __init__(self, slots: int, context: int, recurrent: bool = False):
-        self._recurrent = recurrent
+    def __init__(self, slots: int, context: int, recurrent: bool = False, slack: int | None = None):
+        self._recurrent, self._slack = recurrent, slack
+        self._written_S = np.zeros(slots, np.int64)  # positions
         self._snapshots_S = np.zeros(slots, np.int32)  # positions of the earlier states
         self._ended_S = np.zeros(slots, bool)  # nothing more is sampled into the slot
         self._ids_SC = np.zeros((slots, context), np.int32)
@@ -50,9 +53,13 @@ class Prefixes:
     def put(self, slot: int, owner: int, ids: np.ndarray, start: int = 0) -> None:
         """Notes that the slot holds these tokens from now on, the first ``start`` copied."""
         self._snapshots_S[slot] = start + (len(ids) - start - 1) // CHUNK * CHUNK
-        self._ended_S[slot] = False
+        self._ended_S[slot], self._written_S[slot] = False, len(ids)
         self._ids_SC[slot, : len(ids)] = ids
         self._lengths_S[slot], self._owners_S[slot] = len(ids), owner
+
+    def grown(self, lengths_S: np.ndarray) -> None:
+        """Notes how many positions of each slot have been written."""
+        self._written_S[:] = lengths_S
 
     def extend(self, slot: int, ids: np.ndarray) -> None:
         """Appends sampled tokens to a slot, all that there will be."""
@@ -78,6 +85,8 @@ class Prefixes:
             whole = self._ended_S[slots] & (tokens == self._lengths_S[slots])
             earlier = self._snapshots_S[slots]
             tokens = np.where(whole, tokens, np.where(tokens >= earlier, earlier, 0))
+        if self._slack is not None:
+            tokens = np.where(tokens >= self._written_S[slots] - self._slack, tokens, 0)
         best = int(tokens.argmax())
         start = Start(int(slots[best]), int(tokens[best]))
         return start if worthwhile(start.tokens, prompt) else NO_PREFIX

@@ -61,21 +61,28 @@ class Schedule:
     Args:
         shape: sizes of the programs, with equally many slots for each shard of ``mesh``.
         reuse: copy the beginning of a prompt from a slot that holds it.
-        recurrent: layers have a recurrent state (``Prefixes``).
+        recurrent, slack: see ``Prefixes``.
 
     Attributes:
         reused: number of prompt tokens that were copied since ``forget``.
     """
 
-    def __init__(self, shape: Shape, mesh: Mesh, reuse: bool, recurrent: bool = False):
+    def __init__(
+        self,
+        shape: Shape,
+        mesh: Mesh,
+        reuse: bool,
+        recurrent: bool = False,
+        slack: int | None = None,
+    ):
         self._shape, self._mesh, self._reuse = shape, mesh, reuse
         each = shape.slots_per_shard(mesh)
         self._shards = [range(first, first + each) for first in range(0, shape.slots, each)]
         self._waiting: list[_Waiting] = []
         self._next_ticket = 0
         self._seen = 0  # tickets before this one have waited for a free slot
-        self._held = Prefixes(shape.slots, shape.context, recurrent)
-        self._ahead = Prefixes(shape.slots, shape.context, recurrent)  # will hold soon
+        self._held = Prefixes(shape.slots, shape.context, recurrent, slack)
+        self._ahead = Prefixes(shape.slots, shape.context, recurrent, slack)  # will hold soon
         self._starts = dict[tuple[int, range], Start]()  # found prefixes, until a slot changes
         self.forget()
 
@@ -88,6 +95,10 @@ class Schedule:
     def forget_owner(self, owner: int) -> None:
         """Forgets what an adapter computed: it has changed."""
         self._held.forget(owner)
+
+    def grown(self, lengths_S: np.ndarray) -> None:
+        """Notes how many positions of each slot have been written."""
+        self._held.grown(lengths_S)
 
     def extend(self, slot: int, ids: np.ndarray) -> None:
         """Notes tokens that were sampled in a slot."""

@@ -50,6 +50,7 @@ from marft_jax.models.parts.attention import (
     AttentionConfig,
     Ropes,
     attend_rows,
+    ring_of,
     ropes,
     rotations,
 )
@@ -206,9 +207,18 @@ class DecoderConfig:
     @functools.cached_property
     def period(self) -> int:
         """Smallest divisor p of ``n_layers`` such that layer i + p has the matrices of layer i:
-        1 where all layers are equal, ``n_layers`` where nothing repeats."""
-        layers, n = [layer.matrices() for layer in self.layers], self.n_layers
-        return next(p for p in range(1, n + 1) if n % p == 0 and layers[p:] == layers[: n - p])
+        1 where all layers are equal, ``n_layers`` where nothing repeats. Where it is short, layer
+        i + p has the kind of attention of layer i, too: rings and whole caches are apart."""
+        n = self.n_layers
+
+        def repeats(*each: Any) -> int:
+            of_layers = list(zip(*each, strict=True))
+            divisors = (p for p in range(1, n + 1) if n % p == 0)
+            return next(p for p in divisors if of_layers[p:] == of_layers[: n - p])
+
+        matrices = [layer.matrices() for layer in self.layers]
+        with_kinds = repeats(matrices, self.sliding)
+        return with_kinds if with_kinds <= _SHORT_PERIOD else repeats(matrices)
 
     @functools.cached_property
     def caches(self) -> tuple[int, ...]:
@@ -225,9 +235,21 @@ class DecoderConfig:
         layers = [mixer.init_cache(slots, length, dtype, places) for mixer in own]
         if not self.stacked:
             return layers
-        periods = self.n_layers // self.period
+        p, periods = self.period, self.n_layers // self.period
         stack = functools.partial(jax.tree.map, lambda x: jnp.broadcast_to(x, (periods, *x.shape)))
-        return tuple(map(stack, layers[: self.period]))
+        # where the layers of a place differ, all keep what one of them needs
+        of_places = (layers[j::p] for j in range(min(p, len(layers))))
+        return tuple(stack(max(own, key=_size)) for own in of_places)
+
+    def slack(self, length: int) -> int | None:
+        """How many of its last positions a row of a cache may lose and still be read on from, as
+        rings hold more than a window; None: any number."""
+        sizes = {(ring_of(m.window, length), m.window) for m in self.attentions}
+        return min((size - window for size, window in sizes if size), default=None)
+
+
+def _size(cache: Any) -> int:
+    return sum(x.size for x in jax.tree.leaves(cache))
 
 
 class Block(nnx.Module):
@@ -276,6 +298,7 @@ def _normalised(x: Array, norm: RMSNorm | None) -> Array:
 
 
 _VOCABULARY = ("vocabulary", "model")
+_SHORT_PERIOD = 6  # layers: that many take long enough to compile
 _NEVER = -1e30
 
 

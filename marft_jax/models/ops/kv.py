@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
@@ -30,41 +30,49 @@ class KV(NamedTuple):
     k_BGCT: Array
     v_BGTC: Array
 
-    def cut(self, length: int) -> KV:
+    def cut(self, length: int) -> Self:
         """First ``length`` positions."""
-        return KV(self.k_BGCT[..., :length], self.v_BGTC[..., :length, :])
+        return type(self)(self.k_BGCT[..., :length], self.v_BGTC[..., :length, :])
 
-    def like(self, cache: KV) -> KV:
+    def whole(self, length: int) -> KV:
+        """First ``length`` positions, each in its place."""
+        return self.cut(length)
+
+    def like(self, cache: KV) -> Self:
         """The same with as many heads as ``cache``: each head repeated, groups stay together."""
         times = cache.v_BGTC.shape[-3] // self.v_BGTC.shape[-3]
-        return self if times == 1 else KV(*(jnp.repeat(x, times, axis=-3) for x in self))
+        return self if times == 1 else type(self)(*(jnp.repeat(x, times, axis=-3) for x in self))
 
-    def resumable(self) -> KV:
+    def resumable(self) -> Self:
         """The cache itself: a prompt may start from any position."""
         return self
 
-    def of(self, layer: Array | None) -> KV:
+    def of(self, layer: Array | None) -> Self:
         """One of the stacked layers; None for a layer by itself."""
-        return self if layer is None else KV(self.k_BGCT[layer], self.v_BGTC[layer])
+        return self if layer is None else type(self)(self.k_BGCT[layer], self.v_BGTC[layer])
 
-    def append(self, new: KV, at_BT: Array, layer: Array | None = None) -> KV:
+    def append(self, new: KV, at_BT: Array, layer: Array | None = None) -> Self:
         """Writes new tokens at these positions of their rows; positions past the end are dropped.
 
         Args:
             layer: which of the stacked layers is written.
         """
         stacked = () if layer is None else (layer,)
-        return KV(*_append(*self, *new.like(self), at_BT, *stacked))
+        return type(self)(*_append(*self, *new.like(self), at_BT, *stacked))
 
-    def insert(self, new: KV, at_B: Array) -> KV:
-        """Writes the first positions of these rows; rows past the end are dropped."""
+    def insert(self, new: KV, at_B: Array, lengths_B: Array) -> Self:
+        """Writes the first positions of these rows; rows past the end are dropped.
+
+        Args:
+            lengths_B: tokens of each row.
+        """
         t = new.v_BGTC.shape[-2]
-        return KV(
+        return type(self)(
             write(self.k_BGCT, jnp.s_[..., at_B, :, :, :t], new.k_BGCT),
             write(self.v_BGTC, jnp.s_[..., at_B, :, :t, :], new.v_BGTC),
         )
 
-    def placed(self, mesh: Mesh) -> KV:
+    def placed(self, mesh: Mesh) -> Self:
         """Abstract arrays with their places: rows over ``data`` and ``fsdp``, heads over ``tensor``
         where ``tensor`` divides them."""
         *layers, _, heads, _, _ = self.k_BGCT.shape
@@ -78,7 +86,44 @@ class KV(NamedTuple):
         def at(x: Array, place: Any) -> Any:
             return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place)
 
-        return KV(at(self.k_BGCT, keys), at(self.v_BGTC, places))
+        return type(self)(at(self.k_BGCT, keys), at(self.v_BGTC, places))
+
+
+class Ring(KV):
+    """Keys and values of the last positions of each row, for a layer with a window: position p
+    stands at p mod T.
+
+    Up to T positions nothing differs from ``KV``, so that a ring which is cut to more positions
+    than its rows have is one, too.
+    """
+
+    def whole(self, length: int) -> KV:
+        """``length`` positions, each in its place; those that have been overwritten hold others."""
+        from_T = jnp.arange(length) % self.v_BGTC.shape[-2]
+        return KV(jnp.take(self.k_BGCT, from_T, axis=-1), jnp.take(self.v_BGTC, from_T, axis=-2))
+
+    def places(self, at_BT: Array, read: int) -> Array:
+        """Where tokens of these positions go; past the end from position ``read`` on."""
+        size = self.v_BGTC.shape[-2]
+        return jnp.where(at_BT < read, at_BT % size, size)
+
+    def in_window(self, positions_BT: Array, window: int) -> Array:
+        """True for places that the last token of a row reads, which has this position."""
+        places_11S = jnp.arange(self.v_BGTC.shape[-2])[None, None]
+        behind = (positions_BT[..., None] - places_11S) % places_11S.size
+        return (behind < window) & (behind <= positions_BT[..., None])
+
+    def insert(self, new: KV, at_B: Array, lengths_B: Array) -> Self:
+        """Writes the last positions of these rows."""
+        size, last_B1 = self.v_BGTC.shape[-2], lengths_B[:, None] - 1
+        if new.v_BGTC.shape[-2] > size:
+            from_BT = jnp.maximum(last_B1 - (last_B1 - jnp.arange(size)[None]) % size, 0)
+            layers = new.v_BGTC.ndim - 4
+            from_BT = jnp.expand_dims(from_BT, [*range(layers), layers + 1, layers + 2])
+            k = jnp.take_along_axis(new.k_BGCT, from_BT, axis=-1)
+            v = jnp.take_along_axis(new.v_BGTC, jnp.moveaxis(from_BT, -1, -2), axis=-2)
+            new = KV(k, v)
+        return super().insert(new, at_B, lengths_B)
 
 
 def _by_head(

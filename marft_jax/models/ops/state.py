@@ -68,6 +68,10 @@ class MixerState(NamedTuple):
         """The whole state: it has no positions."""
         return self
 
+    def whole(self, length: int) -> MixerState:
+        """The state itself."""
+        return self
+
     def like(self, cache: MixerState) -> MixerState:
         """The state with a snapshot where the cache has one."""
         return self if cache.snapshot is not None else self._replace(snapshot=None)
@@ -77,7 +81,7 @@ class MixerState(NamedTuple):
         positions_B = jnp.zeros(self.inputs.shape[:-2], jnp.int32)
         return self._replace(snapshot=Snapshot(self.inputs, self.memory, positions_B))
 
-    def insert(self, new: MixerState, at_B: Array) -> MixerState:
+    def insert(self, new: MixerState, at_B: Array, lengths_B: Array) -> MixerState:
         """Writes the state of these rows; rows past the end are dropped."""
         where = (*[slice(None)] * (self.inputs.ndim - 3), at_B)
         return jax.tree.map(lambda own, x: write(own, where, x), self, new)

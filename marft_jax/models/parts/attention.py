@@ -21,7 +21,7 @@ from marft_jax.models.ops.attention import (
     attention,
     in_window,
 )
-from marft_jax.models.ops.kv import KV
+from marft_jax.models.ops.kv import KV, Ring
 from marft_jax.models.ops.products import before_split
 from marft_jax.models.ops.remat import keep
 from marft_jax.models.parts.part import (
@@ -34,6 +34,7 @@ from marft_jax.models.parts.part import (
     over_rms,
 )
 from marft_jax.models.rope import Rope, RopeScaling, rope_tables, rotate
+from marft_jax.parallel.ladder import round_up
 
 Attend = Callable[..., tuple[Array, Any]]
 """(queries, new keys and values, cache, layer, a rule for scores if any) to (context, what the
@@ -122,11 +123,15 @@ class AttentionConfig:
         return Attention(self, make)
 
     def init_cache(self, slots: int, length: int, dtype: DTypeLike, places: int = 1) -> KV:
-        """Zeros. With fewer key-value heads than places, each place holds the head it reads."""
+        """Zeros. With fewer key-value heads than places, each place holds the head it reads. A
+        layer with a window keeps the last positions alone, where that is less."""
         heads = math.lcm(self.n_kv_heads, places)
         heads = heads if self.n_heads % heads == 0 else self.n_kv_heads
+        ring = ring_of(self.window, length)
+        length = ring or length
         keys, values = (self.head_dim, length), (length, self.head_dim)
-        return KV(*(jnp.zeros((slots, heads, *shape), dtype) for shape in (keys, values)))
+        zeros = (jnp.zeros((slots, heads, *shape), dtype) for shape in (keys, values))
+        return (Ring if ring else KV)(*zeros)
 
     def flops(self, tokens: int, read: float) -> float:
         read = min(read, self.window) if self.window else read
@@ -198,6 +203,14 @@ class Attention(nnx.Module):
         return x_BHTC if norm is None or self.config.wide_norm else norm(x_BHTC)
 
 
+def ring_of(window: int, length: int) -> int:
+    """Positions of a ring for a window; 0 where all ``length`` positions are no more, or there is
+    no window. It has room for a quarter more, so that prompts may start from what was not long
+    ago."""
+    size = round_up(window + max(64, window // 4), 64)
+    return size if window and size < length else 0
+
+
 Ropes = Sequence[Rope]
 """The rotary tables of all layers."""
 
@@ -238,7 +251,8 @@ def attend_rows(form: CausalAttention, until_BT: Array, positions_BT: Array, win
 
 
 def attend_cache(at_BT: Array, positions_BT: Array, read: int, window: int) -> Attend:
-    """Attention of new tokens over the cache of their rows and over themselves.
+    """Attention of new tokens over the cache of their rows and over themselves. Over a ring it is
+    of one token of each row.
 
     Args:
         at_BT: where the new keys and values go; those at ``read`` are dropped.
@@ -254,8 +268,11 @@ def attend_cache(at_BT: Array, positions_BT: Array, read: int, window: int) -> A
     def attend(
         q_BHTC: Array, new: KV | None, cache: KV, layer: Layer, *rule: Scores
     ) -> tuple[Array, KV]:
-        cache = cache if new is None else cache.append(new, at_BT, layer.number)
-        mask_BTS = masks.of(layer.slides)
+        at, mask_BTS = at_BT, masks.of(layer.slides)
+        if isinstance(cache, Ring):
+            assert at_BT.shape[1] == 1
+            at, mask_BTS = cache.places(at_BT, read), cache.in_window(positions_BT, window)
+        cache = cache if new is None else cache.append(new, at, layer.number)
         return attention(q_BHTC, cache.of(layer.number), mask_BTS, *rule), cache
 
     return attend

@@ -206,6 +206,10 @@ class LayerCache(Protocol):
         """First ``length`` positions, where the cache has positions."""
         ...
 
+    def whole(self, length: int) -> LayerCache:
+        """First ``length`` positions, each in its place, for prompts that go on from them."""
+        ...
+
     def like(self, cache: Self) -> Self:
         """What a forward pass kept, laid out like ``cache``."""
         ...
@@ -214,8 +218,13 @@ class LayerCache(Protocol):
         """An empty cache with room for what later prompts start from."""
         ...
 
-    def insert(self, new: Self, at_B: Array) -> Self:
-        """Writes rows that begin at position 0; rows past the end are dropped."""
+    def insert(self, new: Any, at_B: Array, lengths_B: Array) -> Self:
+        """Writes rows that begin at position 0; rows past the end are dropped.
+
+        Args:
+            new: of whole rows, each position in its place.
+            lengths_B: tokens of each row.
+        """
         ...
 
     def placed(self, mesh: Mesh) -> Self:
