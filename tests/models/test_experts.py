@@ -445,7 +445,9 @@ def test_targets_are_counted_for_each_kind_of_layer_and_refused_where_there_are_
     assert lora.adapted(MIXED, TARGETS) == ["q", "v", "experts_gate_up", "experts_down"]
     assert lora.counts(MIXED, ("q", "gate")) == "attention 3 of 12, experts 0 of 4, dense 1 of 3"
     lora.check_targets([MIXED], ("gate", "experts"))
-    with pytest.raises(BadInput, match="--lora.targets: .* q, k, v, o, experts, unembed, got .*'gate'"):
+    with pytest.raises(
+        BadInput, match="--lora.targets: .* q, k, v, o, experts, unembed, got .*'gate'"
+    ):
         lora.check_targets([SPARSE], ("q", "gate"))
 
 
