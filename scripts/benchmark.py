@@ -213,7 +213,7 @@ def main() -> None:
     if own.peer:
         import benchmark_hf  # beside this file
 
-        peers = benchmark_hf.works(bench.base.config, own.rank, PROMPT, NEW)
+        peers = benchmark_hf.works(SHAPES.get(own.model, own.model), own.rank, PROMPT, NEW)
     todo = works(bench, own.rows, own.agents)
     wanted = [name for name in todo if any(word in name for word in own.only)]
     if not wanted:

@@ -22,7 +22,7 @@ from marft_jax.extras.planning import cost
 from marft_jax.learning.algorithms import find_algorithm
 from marft_jax.learning.learner import Learner
 from marft_jax.learning.settings import resolve
-from marft_jax.models.families import dense
+from marft_jax.models.config_json import read_config
 from marft_jax.models.lora import Adapters
 from marft_jax.models.ops import blocks
 from marft_jax.models.ops.remat import Remat
@@ -39,15 +39,41 @@ from marft_jax.team.prompts import Team
 from marft_jax.team.team_files import Blueprint
 from marft_jax.types import MAIN, Episode, Sampling, StepResult, Turn
 
-SHAPES = {
-    "smollm2-135m": dense(
-        49152, 576, 30, 9, 3, 64, 1536, 8192, rope_theta=1e5, tie_embeddings=True
-    ),
-    "qwen2.5-1.5b": dense(
-        151936, 1536, 28, 12, 2, 128, 8960, 32768, norm_eps=1e-6, rope_theta=1e6,
-        tie_embeddings=True, qkv_bias=True,
-    ),
+_SMALL = {
+    "vocab_size": 32000, "hidden_size": 512, "intermediate_size": 1536, "num_hidden_layers": 12,
+    "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 64, "rms_norm_eps": 1e-6,
+    "max_position_embeddings": 8192, "rope_theta": 1e6, "tie_word_embeddings": True,
 }  # fmt: skip
+SHAPES: dict[str, dict[str, Any]] = {
+    "smollm2-135m": {
+        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 49152,
+        "hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30,
+        "num_attention_heads": 9, "num_key_value_heads": 3, "head_dim": 64,
+        "max_position_embeddings": 8192, "rope_theta": 1e5, "tie_word_embeddings": True,
+        "rms_norm_eps": 1e-5,
+    },
+    "qwen2.5-1.5b": {
+        "architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "vocab_size": 151936,
+        "hidden_size": 1536, "intermediate_size": 8960, "num_hidden_layers": 28,
+        "num_attention_heads": 12, "num_key_value_heads": 2, "max_position_embeddings": 32768,
+        "rope_theta": 1e6, "tie_word_embeddings": True, "rms_norm_eps": 1e-6,
+    },
+    "dense": {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", **_SMALL},
+    "experts": {
+        "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", **_SMALL,
+        "num_experts": 32, "num_experts_per_tok": 4, "moe_intermediate_size": 256,
+        "norm_topk_prob": True, "decoder_sparse_step": 1, "mlp_only_layers": [],
+    },
+    "delta": {
+        "architectures": ["Qwen3_5ForCausalLM"], "model_type": "qwen3_5_text", **_SMALL,
+        "linear_num_key_heads": 8, "linear_num_value_heads": 8, "linear_key_head_dim": 64,
+        "linear_value_head_dim": 64, "linear_conv_kernel_dim": 4, "full_attention_interval": 4,
+        "rope_parameters": {
+            "rope_type": "default", "rope_theta": 1e6, "partial_rotary_factor": 0.25,
+        },
+    },
+}  # fmt: skip
+"""``config.json`` of each: 54 M dense; 177 M, 45 M chosen; 60 M with delta nets."""
 OTHER = "other"
 """Name of a second base."""
 PROMPT, NEW = 250, 64  # tokens of the generation and of the update, as in the README's tables
@@ -141,7 +167,9 @@ def open_base(
     settings = config_lib.Model(model, dtype, **how)
     if model not in SHAPES:
         return load_base(settings, mesh_lib.placer(mesh))
-    config, graphdef, abstract = decoder_on(jax.default_backend(), SHAPES[model], settings)
+    config, graphdef, abstract = decoder_on(
+        jax.default_backend(), read_config(SHAPES[model], model), settings
+    )
     key = jax.random.key(0)
 
     def draw(keys: tuple[Any, ...], leaf: Any) -> Any:
