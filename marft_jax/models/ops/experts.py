@@ -1,8 +1,8 @@
 """Products of rows that are sorted by expert: each row meets the matrix of its own expert.
 
 The reference multiplies every row with every expert and keeps each row's own product. A CPU goes
-over blocks of rows and reads an expert only where a block needs it: the experts that a step of
-decoding chose. On TPUs the kernel of the ragged product visits only the tiles that have rows.
+over the experts that have rows, those that a step of decoding chose, and over blocks of their rows.
+On TPUs the kernel of the ragged product visits only the tiles that have rows.
 Packed experts and gradients take blocks there too, because the kernel would need a transposed copy
 for gradients. On CPUs and GPUs XLA computes a ragged product as the reference does: 60 to 100 times
 the work with 64 experts of which 8 are chosen. For many rows a GPU multiplies all blocks at once,
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from qwix import QArray
 
 _BLOCKS = ((2, 1), (16, 16))  # up to 2 rows per expert go one by one, up to 16 in blocks of 16
-_BLOCK, _TPU_BLOCK = 32, 128
+_BLOCK, _CPU_BLOCK, _TPU_BLOCK = 32, 128, 128
 _GPU_FEW, _GPU_BLOCK = 16, 128  # rows per expert up to which a GPU takes XLA's ragged product
 
 
@@ -198,7 +198,7 @@ def _rows_on_tpu(x: Array, stack: Stack, sizes_G: Array, *, over: int) -> Array:
     """In the ragged product all matrices of the stack take part; most of them have no rows."""
     packed, places = not isinstance(stack.matrices, Array), len(sizes_G) // stack.experts
     if packed or over == 2 or places > 1:
-        return _rows_in_blocks(x, stack, sizes_G, over=over, most=_TPU_BLOCK)
+        return _rows_in_blocks(x, stack, sizes_G, over=over)
     none = jnp.zeros(len(stack.in_a_row), sizes_G.dtype)
     sizes = jax.lax.dynamic_update_slice_in_dim(none, sizes_G, stack.first, 0)
     return jax.lax.ragged_dot_general(x, stack.in_a_row, sizes, _dimensions((1, over), [0]))
@@ -233,11 +233,9 @@ def _blocks_of(sizes_G: Array, rows: int, size: int) -> _Blocks:
     return _Blocks(size, group, first, end_G[-1])
 
 
-def _rows_in_blocks(
-    x: Array, stack: Stack, sizes_G: Array, *, over: int, most: int = _BLOCK
-) -> Array:
+def _rows_in_blocks(x: Array, stack: Stack, sizes_G: Array, *, over: int) -> Array:
     rows, out = len(x), stack.matrices.shape[-over]
-    b = _blocks_of(sizes_G, rows, _size_of_blocks(rows, len(sizes_G), most))
+    b = _blocks_of(sizes_G, rows, _size_of_blocks(rows, len(sizes_G), _TPU_BLOCK))
     padded = jnp.pad(x, ((0, b.size), (0, 0)))
 
     def write(i: Array, y: Array) -> Array:
@@ -247,6 +245,37 @@ def _rows_in_blocks(
         return jax.lax.dynamic_update_slice_in_dim(y, new, b.first[i], 0)
 
     return jax.lax.fori_loop(0, b.count, write, jnp.zeros((rows + b.size, out), x.dtype))[:rows]
+
+
+def _rows_by_expert(x: Array, stack: Stack, sizes_G: Array, *, over: int) -> Array:
+    """Reads each matrix once: a CPU copies what it picks from a stack. Whole large blocks come
+    first, as more rows at a time cost less each, then the rest in small ones."""
+    rows, out = len(x), stack.matrices.shape[-over]
+    small = _size_of_blocks(rows, len(sizes_G))
+    large = _CPU_BLOCK if small == _BLOCK else small
+    padded, end_G = jnp.pad(x, ((0, small), (0, 0))), jnp.cumsum(sizes_G)
+    with_rows = jnp.argsort(sizes_G == 0, stable=True)
+
+    def of_group(i: Array, y: Array) -> Array:
+        group = with_rows[i]
+        matrix, end = stack.of(group % stack.experts, x.dtype), end_G[group]
+
+        def block(size: int, carried: tuple[Array, Array]) -> tuple[Array, Array]:
+            """Also writes rows past the end of its group, which the next group overwrites."""
+            at, y = carried
+            own = jax.lax.dynamic_slice_in_dim(padded, at, size)
+            new = times(own, matrix, (1, over - 1))
+            return at + size, jax.lax.dynamic_update_slice_in_dim(y, new, at, 0)
+
+        done = end - sizes_G[group], y
+        for size, left in ((large, large), (small, 1)):
+            done = jax.lax.while_loop(
+                lambda c, left=left: c[0] + left <= end, functools.partial(block, size), done
+            )
+        return done[1]
+
+    zeros = jnp.zeros((rows + small, out), x.dtype)
+    return jax.lax.fori_loop(0, (sizes_G > 0).sum(), of_group, zeros)[:rows]
 
 
 def _outer_in_blocks(y: Array, x: Array, sizes_G: Array) -> Array:
@@ -328,7 +357,7 @@ def _rows_of_places(run: Callable[..., Array]) -> Callable[..., Array]:
 
 _times = chosen(
     _each_expert,
-    cpu=_rows_of_places(_rows_in_blocks),
+    cpu=_rows_of_places(_rows_by_expert),
     cuda=_rows_of_places(_rows_at_once),
     tpu=_rows_of_places(_rows_on_tpu),
 )
