@@ -505,7 +505,7 @@ def validate(config: Config) -> None:
     Raises:
         BadInput: the first that is off: expected, got, how to fix it.
     """
-    check_local("--run.dir", config.run.dir)
+    check_local("--run.dir", config.run.dir, is_run=True)
     if max(map(len, config.run.dir.split("/"))) > 255:
         raise BadInput(f"--run.dir: expected a shorter name, got {config.run.dir!r:.60}")
     targets, most = config.lora.targets, config.model.context

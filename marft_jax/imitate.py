@@ -38,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     )
     with cli.boundary():
         own, rest = parser.parse_known_args(argv)
-        check_local("--out", own.out)
+        check_local("--out", own.out, is_run=True)
         config = cli.parse_training([*rest, "--run.dir", own.out, "--algo.name", Imitation.name])
         # after the settings are checked: JAX takes seconds to import
         from marft_jax.parallel import processes

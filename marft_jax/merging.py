@@ -18,6 +18,7 @@ from marft_jax.config import Config
 from marft_jax.errors import BadInput
 from marft_jax.formats import documents
 from marft_jax.learning import settings as algorithms
+from marft_jax.run.place import place_of
 from marft_jax.sections import Words
 from marft_jax.setting import from_words, properties, suggestion, words_of
 
@@ -33,7 +34,8 @@ def read_file(file: str) -> Words:
 
 def read_run(run: str) -> Words:
     """Reads the settings and the team of a run directory, without the addresses of processes."""
-    settings, team = Path(run) / "config.yaml", Path(run) / "team.yaml"
+    folder = place_of(run).path
+    settings, team = folder / "config.yaml", folder / "team.yaml"
     if not os.path.isfile(settings):
         raise BadInput(f"--run {run}: expected a run directory with config.yaml, found none")
     own = {"run.dir": [run]} | ({"team.file": [str(team)]} if os.path.isfile(team) else {})
@@ -72,8 +74,9 @@ def flatten(tree: Any, file: str, spell: Callable[[str, Any], list[str]] = words
 def to_train(layers: Sequence[Words]) -> Config:
     """Builds the config of a training; if its run has begun, the saved settings are layer 0."""
     run = [*merge(layers).get("run.dir", []), config_lib.Run.dir][0]
-    is_run = run.strip() and os.path.isfile(Path(run) / "config.yaml")
-    if not is_run or not any(p.name.isdecimal() for p in Path(run).glob("checkpoints/*")):
+    folder = place_of(run).path
+    is_run = run.strip() and os.path.isfile(folder / "config.yaml")
+    if not is_run or not any(p.name.isdecimal() for p in folder.glob("checkpoints/*")):
         return resolve(layers)
     before = read_run(run)
     config = resolve([before, *layers])

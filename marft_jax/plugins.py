@@ -44,6 +44,7 @@ EXTRAS = {
     "logger.wandb": "marft_jax.extras.loggers.packages:make_wandb",
     "logger.trackio": "marft_jax.extras.loggers.packages:make_trackio",
     "logger.mlflow": "marft_jax.extras.loggers.packages:make_mlflow",
+    "run.storage": "marft_jax.extras.storage.mirror:Mirror",
     "lora.hub": "marft_jax.extras.export.hub:fetch",
     "step_reward.judge": "marft_jax.extras.judge.verdicts:step_reward",
     "program.source": "marft_jax.extras.gateway.program:source",

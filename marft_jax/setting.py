@@ -133,13 +133,23 @@ def _absolute(text: str, is_path: Callable[[str], bool], folder: str | Path) -> 
     return f"{os.path.abspath(path)}{more}" if is_path(path) else text
 
 
-def check_local(what: str, path: object) -> None:
-    """Raises ``BadInput`` for an address, such as ``s3://bucket/run``, where files are written."""
-    if _ADDRESS.match(str(path).strip()):
+def check_local(what: str, path: object, *, is_run: bool = False) -> None:
+    """Raises ``BadInput`` for an address, such as ``s3://bucket/run``, where files are written.
+
+    Args:
+        is_run: it is a run directory, which object storage can hold.
+    """
+    if _ADDRESS.match(str(path).strip()) and not (is_run and is_address(path)):
         raise BadInput(
-            f"{what}: expected a path on this machine, got {str(path)!r:.80}; object storage and "
-            "hubs cannot be written to: name a local path, and copy it from there"
+            f"{what}: expected a path on this machine, got {str(path)!r:.80}; only a run directory "
+            "can be in object storage, as s3://BUCKET/PATH: name a local path, and copy it from "
+            "there"
         )
+
+
+def is_address(run: object) -> bool:
+    """True for a run directory in object storage, such as ``s3://bucket/run``."""
+    return bool(re.match(r"(?!file:)[a-z][a-z0-9+.-]+://[^/]", str(run), re.IGNORECASE))
 
 
 def words_of(key: str, value: Any) -> list[str]:

@@ -170,9 +170,6 @@ def test_what_is_written_goes_to_this_machine_or_is_refused_at_the_start(
     monkeypatch.chdir(tmp_path)
     directory.write_settings(tmp_path / "run", cli.configure(), Blueprint(BUILT_IN))
     for flag, main, argv in (
-        ("--run.dir", train.main, ["--run.dir", address]),
-        ("--run.dir", train.main, ["--dry_run", "--run.dir", address]),
-        ("--out", imitate.main, ["--out", address, "--demonstrations", "4"]),
         ("--out", evaluate.main, ["--base", "tiny", "--out", address]),
         ("--out", evaluate.main, ["--base", "tiny", "--exploitability", "--out", address]),
         ("--out", export.main, ["--run", "run", "--out", address]),
@@ -181,6 +178,17 @@ def test_what_is_written_goes_to_this_machine_or_is_refused_at_the_start(
         code, line = left_with(capsys, main, *argv)
         assert code == 2 and f"{flag}: expected a path on this machine, got '{address}'" in line
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
+
+
+@pytest.mark.parametrize("address", ["file:///tmp/x", "s3:/b", "s3:///b", "hub:o/n"])
+def test_a_run_directory_is_on_this_machine_or_in_object_storage(address, tmp_path, capsys):
+    for flag, main, argv in (
+        ("--run.dir", train.main, ["--run.dir", address]),
+        ("--run.dir", train.main, ["--dry_run", "--run.dir", address]),
+        ("--out", imitate.main, ["--out", address, "--demonstrations", "4"]),
+    ):
+        code, line = left_with(capsys, main, *argv)
+        assert code == 2 and f"{flag}: expected a path on this machine, got '{address}'" in line
     with pytest.raises(BadInput, match="--run.dir: expected a path on this machine"):
         cli.configure(run={"dir": address})
 

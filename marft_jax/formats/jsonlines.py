@@ -8,7 +8,7 @@ import json
 import math
 import numbers
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +28,17 @@ def dumps(value: Any) -> str:
 
 def write(path: Path, lines: Iterable[str]) -> None:
     """Replaces a file by these lines; if the process dies meanwhile, the old file stays."""
+    with draft_of(path) as draft:
+        append(draft, lines)
+
+
+@contextlib.contextmanager
+def draft_of(path: Path) -> Iterator[Path]:
+    """Gives a file to write, which replaces ``path`` if the block ends without an exception."""
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     draft.unlink(missing_ok=True)  # of a dead process with the same number
     try:
-        append(draft, lines)
+        yield draft
         os.replace(draft, path)
     finally:
         draft.unlink(missing_ok=True)

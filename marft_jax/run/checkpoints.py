@@ -40,6 +40,7 @@ from marft_jax.parallel import processes
 from marft_jax.run.compatibility import check_fits
 from marft_jax.run.directory import cannot_write, disk_errors
 from marft_jax.run.manifest import DRAFT, damage, remove, whole_folder
+from marft_jax.run.place import Place, place_of
 from marft_jax.team.bases import folder_of
 
 LOGGER = logging.getLogger("marft_jax")
@@ -81,13 +82,14 @@ class Checkpoints:
 
     def __init__(
         self,
-        run: str | Path,
+        run: str | Path | Place,
         identity: Mapping[str, Any],
         keep: int,
         best: str | None = None,
         continues: bool = False,
     ):
-        self.run = Path(run).absolute()
+        self._place = place_of(run)
+        self.run = self._place.path.absolute()
         self._folder = self.run / "checkpoints"
         self.identity, self._keep, self._best = dict(identity), keep, best
         self._continues = continues
@@ -119,6 +121,7 @@ class Checkpoints:
             which: a step, ``latest``, or ``best`` by its metric.
             most: the latest step that counts.
         """
+        self._place.fetch("checkpoints/*.json")
         wanted = (
             step
             for step in reversed(self.steps)
@@ -162,7 +165,7 @@ class Checkpoints:
             self.flush()
 
     def flush(self) -> None:
-        """Saves the held step; returns when it is on the disk, or raises ``RunFailed``.
+        """Saves the held step; returns when it is where the run is kept, or raises ``RunFailed``.
 
         Any thread may call this: the first one writes, and the others wait for it.
         """
@@ -171,6 +174,7 @@ class Checkpoints:
             if write is not None:
                 with disk_errors(self.run):
                     write()
+            self._place.push()
 
     def restore(
         self, fresh: TrainState, which: int | str = "latest", most: int | None = None
@@ -182,6 +186,8 @@ class Checkpoints:
         """
         processes.any_process(False)  # nobody looks before the first process has saved
         step = self.find(which, most)
+        if processes.any_process(processes.of_first(step or 0) != (step or 0)):
+            raise RunFailed(f"{self.run}: processes found different checkpoints; start them again")
         if step is None:
             return None
         meta = self._meta_of_state(step)
@@ -224,7 +230,7 @@ class Checkpoints:
         self._held, self.step = None, step
         if jax.process_index() == 0:
             for later in sorted((s for s in self.steps if s > step), reverse=True):
-                remove(self._folder / str(later))
+                self._remove(later)
 
     def clean(self) -> None:
         """Removes drafts of killed saves. Only the process that holds the lock may call this."""
@@ -256,7 +262,11 @@ class Checkpoints:
         if good is not None:
             kept.add(max((step for step in metrics if step <= good), default=None))
         for step in set(self.steps) - kept:
-            remove(self._folder / str(step))
+            self._remove(step)
+
+    def _remove(self, step: int) -> None:
+        remove(self._folder / str(step))
+        self._place.remove(f"checkpoints/{step}")
 
     def _metrics(self, steps: Iterator[int]) -> dict[int, float | None]:
         """Returns the metric of each of these checkpoints that can be read."""
@@ -270,6 +280,7 @@ class Checkpoints:
         """Compares every file with the manifest; logs the first difference once."""
         if step in self._damaged:
             return False
+        self._place.fetch_checkpoint(step)
         wrong = damage(self._folder / str(step))
         if wrong:
             self._damaged.add(step)

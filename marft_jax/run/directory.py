@@ -8,7 +8,7 @@ import itertools
 import os
 import socket
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from filelock import FileLock, Timeout
@@ -18,12 +18,13 @@ from marft_jax.config import Config
 from marft_jax.errors import FILE_SYSTEM, BadInput, RunFailed
 from marft_jax.formats import jsonlines
 from marft_jax.parallel import processes
+from marft_jax.run.place import Place, place_of
 from marft_jax.setting import replaced
 from marft_jax.team.team_files import Blueprint, dump_team
 
 
 @contextlib.contextmanager
-def own_directory(run: Path) -> Iterator[Path]:
+def own_directory(run: Path | Place) -> Iterator[Path]:
     """Locks a run directory, and creates it if needed, so that only one process trains in it.
 
     The operating system drops the lock when the process ends, so the lock file of a dead process
@@ -37,7 +38,8 @@ def own_directory(run: Path) -> Iterator[Path]:
         with tempfile.TemporaryDirectory() as scratch:
             yield Path(scratch)
         return
-    file = run / "lock"
+    place = place_of(run)
+    file = (run := place.path) / "lock"
     try:
         run.mkdir(parents=True, exist_ok=True)
         held = FileLock(file, timeout=0, fallback_to_soft=False).acquire()
@@ -51,7 +53,7 @@ def own_directory(run: Path) -> Iterator[Path]:
     except OSError as error:
         why = f"expected a directory that can be written: {error.strerror}"
         raise BadInput(f"--run.dir {run}: {why}") from error
-    with held:
+    with held, place.own():
         yield run
 
 
@@ -61,7 +63,7 @@ _WRITTEN = (
 ).split()
 
 
-def set_aside(run: Path) -> list[str]:
+def set_aside(run: Path, moved: Callable[[str], object] = lambda name: None) -> list[str]:
     """Moves what a run that begins anew would replace to ``unsaved-N/`` below it.
 
     What a start left that ended before its first step (an empty ``metrics.jsonl``) stays.
@@ -75,6 +77,7 @@ def set_aside(run: Path) -> list[str]:
     aside = numbered_folder(run, "unsaved")
     for name in there:
         os.replace(run / name, aside / name)
+        moved(name)
     return [f"there is no checkpoint to continue from: what was here before is now in {aside}"]
 
 

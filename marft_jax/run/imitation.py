@@ -24,6 +24,7 @@ from marft_jax.rollout.collect import Collected
 from marft_jax.rollout.recorded import Demonstration, demonstrated, read, replay
 from marft_jax.run.loop import learn_from
 from marft_jax.run.opening import open_training
+from marft_jax.run.place import place_of
 from marft_jax.run.playing import make_rollout
 from marft_jax.run.signals import EXIT_STOPPED
 from marft_jax.run.training import Training
@@ -74,7 +75,7 @@ def imitate_team(config: Config, wanted: Wanted, on_step: OnStep | None = None) 
         RunFailed: the run directory cannot be written.
     """
     given, config = config, settings_of(config)
-    found = _read(Path(config.run.dir), wanted)
+    found = _read(place_of(config.run.dir).path, wanted)
     warning = unread.warning(dataclasses.replace(given, algo=config.algo))
     with open_training(config) as run:
         unread.log(warning)
@@ -137,7 +138,7 @@ def prepared(
     if not good:
         raise BadInput(f"expected demonstrations to learn from, got 0 of {len(found)}; "
                        "see --min_reward")  # fmt: skip
-    _keep(Path(config.run.dir) / _KEPT, [d.line for d, _ in good], begins=int(run.state.step) == 0)
+    _keep(run.checkpoints.run / _KEPT, [d.line for d, _ in good], begins=int(run.state.step) == 0)
     graded = [e.reward for d, e in good if d.number is not None or d.reward is not None]
     earned = f"mean reward {np.mean(graded):.3f}" if graded else "not graded"
     earned += f" of the {len(graded)} that are graded" if 0 < len(graded) < len(good) else ""

@@ -37,10 +37,14 @@ def manifest_of(folder: Path) -> dict[str, list[Any]]:
     """Returns the size and SHA-256 of every file below a folder, by its relative path."""
     manifest = {}
     for file in sorted(p for p in folder.rglob("*") if p.is_file()):
-        with file.open("rb") as stream:
-            digest = hashlib.file_digest(stream, "sha256").hexdigest()
-        manifest[file.relative_to(folder).as_posix()] = [file.stat().st_size, digest]
+        manifest[file.relative_to(folder).as_posix()] = [file.stat().st_size, digest_of(file)]
     return manifest
+
+
+def digest_of(file: Path) -> str:
+    """Returns the SHA-256 of a file, in hexadecimal digits."""
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def damage(folder: Path) -> str | None:

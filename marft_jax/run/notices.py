@@ -17,7 +17,7 @@ from marft_jax.plugins import PYTHON
 from marft_jax.run.models import TeamModels
 from marft_jax.run.reporters import FROM_BASE
 from marft_jax.sampling.protocol import Capabilities
-from marft_jax.setting import get, settings
+from marft_jax.setting import get, is_address, settings
 from marft_jax.team.workflows import NEED_ENV
 
 
@@ -87,7 +87,8 @@ def next_steps(config: Config, workflow: str) -> Iterator[str]:
     yield f"done: {steps} steps in {config.run.dir}; to go on: --run.steps {2 * steps}"
     if config.algo.recorded:
         yield f"next, with the settings of this start: train --lora.init {run} --run.dir ANOTHER"
-    page = shlex.quote(str(Path(config.run.dir) / "report.html"))
+    folder = Path("" if is_address(config.run.dir) else config.run.dir)
+    page = shlex.quote(str(folder / "report.html"))
     commands = {
         "held-out tasks": f"evaluate --run {run}",
         "ask the team": f"chat --run {run}",

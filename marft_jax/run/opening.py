@@ -26,6 +26,7 @@ from marft_jax.run.loggers import find_loggers
 from marft_jax.run.metrics import Compilations
 from marft_jax.run.models import TeamModels, open_models
 from marft_jax.run.notices import greeting, notices
+from marft_jax.run.place import place_of
 from marft_jax.run.playing import PlaySetup
 from marft_jax.run.reporters import open_reporter
 from marft_jax.run.samplers import open_sampler
@@ -52,13 +53,14 @@ def open_training(config: Config, *, rehearses: bool = False) -> Iterator[Traini
     """
     config = with_absolute_paths(config)
     blueprint, loggers = check_training(config), find_loggers(config.run.loggers)
-    run_dir = Path(config.run.dir).absolute()  # an environment may change directories
     with contextlib.ExitStack() as stack:
         enter = stack.enter_context
         stop = enter(Stop("stopped before a step was finished; start again"))
         processes.start(config.mesh)
+        place = place_of(config.run.dir, trains=processes.is_lead())
+        run_dir = place.path = place.path.absolute()  # an environment may change directories
         enter(disk_errors(run_dir))
-        folder = enter(own_directory(run_dir))
+        folder = enter(own_directory(place))
         source = enter(open_source(config.env, "train"))
         curriculum = Curriculum(source, config.env)
         pipeline = Pipeline(ahead=config.rollout.lag > 0)
@@ -71,11 +73,11 @@ def open_training(config: Config, *, rehearses: bool = False) -> Iterator[Traini
         learner = make_learner(models, open_teaching(models))
         events = folder / "transcripts" / "guard.jsonl"
         guard = Guard(models.config.guard, models.team.names, events)
-        checkpoints = enter(open_checkpoints(models))
+        checkpoints = enter(open_checkpoints(models, place))
         state, news = resume(models, learner, checkpoints, guard)
         done, steps, is_lead = int(state.step), models.config.run.steps, processes.is_lead()
         if goes_on := done < steps:
-            news += [] if done else set_aside(folder)
+            news += [] if done else set_aside(folder, place.remove)
             write_settings(folder, models.config, models.blueprint)
             inputs.write(folder, learns_from)
         used = loggers if goes_on and is_lead else []

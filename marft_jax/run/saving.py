@@ -7,6 +7,7 @@ import functools
 import logging
 import threading
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -17,6 +18,7 @@ from marft_jax.run.checkpoints import Checkpoints
 from marft_jax.run.compatibility import changes, identity_of, team_changes
 from marft_jax.run.guard import Guard, Verdict
 from marft_jax.run.models import TeamModels
+from marft_jax.run.place import Place
 from marft_jax.run.signals import GRACE_S
 from marft_jax.run.states import fresh_state, initial_state
 from marft_jax.run.training import Training
@@ -24,11 +26,11 @@ from marft_jax.run.training import Training
 LOGGER = logging.getLogger("marft_jax")
 
 
-def open_checkpoints(models: TeamModels) -> Checkpoints:
+def open_checkpoints(models: TeamModels, run: str | Path | Place) -> Checkpoints:
     """Opens the checkpoints of the run directory; this process must hold its lock."""
     settings = models.config.run
     identity = identity_of(models.config, models.bases, models.team)
-    checkpoints = Checkpoints(settings.dir, identity, settings.keep, settings.best_metric, True)
+    checkpoints = Checkpoints(run, identity, settings.keep, settings.best_metric, True)
     checkpoints.clean()
     return checkpoints
 

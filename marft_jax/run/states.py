@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from pathlib import Path
 
 import jax
@@ -22,6 +23,7 @@ from marft_jax.plugins import load_extra
 from marft_jax.run.checkpoints import Checkpoints
 from marft_jax.run.compatibility import identity_of
 from marft_jax.run.models import TeamModels, load_onto
+from marft_jax.run.place import place_of
 from marft_jax.team.bases import models_of
 from marft_jax.team.profiles import Profile
 from marft_jax.team.prompts import Team
@@ -52,8 +54,9 @@ def initial_state(models: TeamModels, fresh: TrainState) -> TrainState:
     if run is not None and run.startswith("hub:"):
         run = str(load_extra("lora.hub")(run))
         settings = dataclasses.replace(settings, init=run)
-    if run is not None and (Path(run).expanduser() / "checkpoints").is_dir():
-        with Checkpoints(Path(run).expanduser(), {}, keep=1) as checkpoints:
+    place = place_of(os.path.expanduser(run or ""))
+    if run is not None and (place.path / "checkpoints").is_dir():
+        with Checkpoints(place, {}, keep=1) as checkpoints:
             saved = checkpoints.restore_adapters()
         if saved is None:
             raise BadInput(f"--lora.init {run}: it has no intact checkpoint yet")

@@ -32,7 +32,7 @@ def saved_run(folder, team=None):
         fresh, rng = restore_state(models, None), np.random.default_rng(0)
         folder.mkdir()
         write_settings(folder, models.config, blueprint)
-        with open_checkpoints(models) as checkpoints:
+        with open_checkpoints(models, models.config.run.dir) as checkpoints:
             for step in (1, 3):
                 noise = jax.tree.map(
                     lambda x: x + rng.normal(0, 0.05, x.shape).astype(x.dtype), fresh.adapters

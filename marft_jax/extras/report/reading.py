@@ -19,6 +19,7 @@ from marft_jax.errors import BadInput, reason
 from marft_jax.formats import documents, foreign
 from marft_jax.learning import settings as algorithms
 from marft_jax.run.manifest import MANIFEST
+from marft_jax.run.place import place_of
 from marft_jax.run.reporters import FROM_BASE
 
 Row = dict[str, Any]
@@ -174,7 +175,9 @@ def read_run(folder: str | Path) -> RunRecord:
     Raises:
         BadInput: there is no such directory.
     """
-    if not (folder := Path(folder)).is_dir():
+    place = place_of(folder)
+    place.fetch("*")
+    if not (folder := place.path).is_dir():
         raise BadInput(f"--run {folder}: expected a run directory, found none")
     notes: Notes = []
     transcripts = _numbered(folder / "transcripts", ".jsonl", Path.is_file)

@@ -9,6 +9,7 @@ import json
 import socket
 import sys
 import threading
+import time
 from collections.abc import Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -20,27 +21,29 @@ from marft_jax.extras.report.card import card
 from marft_jax.extras.report.page import render
 from marft_jax.extras.report.reading import changes, read_runs, span_of
 from marft_jax.formats import hosts
+from marft_jax.run.place import Place, place_of
 
 _MOST = 64  # connections at once, each with a thread
+_FETCH_S = 20.0  # between looks at a run in object storage
 
 
-def serve(folders: Sequence[Path], port: int) -> None:
+def serve(runs: Sequence[Path | Place], port: int) -> None:
     """Answers requests until Ctrl-C."""
-    server = open_server(folders, port)
+    server = open_server(runs, port)
     address = f"http://{hosts.LOOPBACK[0]}:{server.server_port}"
     print(f"{address} follows the runs; Ctrl-C ends it", flush=True)
     with contextlib.suppress(KeyboardInterrupt), server:
         server.serve_forever()
 
 
-def open_server(folders: Sequence[Path], port: int) -> ThreadingHTTPServer:
+def open_server(runs: Sequence[Path | Place], port: int) -> ThreadingHTTPServer:
     """Opens the port; 0 opens any free port.
 
     Raises:
         BadInput: the port is in use or not allowed.
     """
     try:
-        return _Server((hosts.LOOPBACK[0], port), _handler(_Followed(folders)))
+        return _Server((hosts.LOOPBACK[0], port), _handler(_Followed(runs)))
     except (OSError, OverflowError) as error:
         raise BadInput(f"--serve {port}: expected a free port ({reason(error)})") from error
 
@@ -66,12 +69,17 @@ class _Server(ThreadingHTTPServer):
 class _Followed:
     """The runs that are served, and their state at the last change of their files."""
 
-    def __init__(self, folders: Sequence[Path]) -> None:
-        self._folders, self._lock = folders, threading.Lock()
+    def __init__(self, places: Sequence[Path | Place]) -> None:
+        self._places, self._lock = [*map(place_of, places)], threading.Lock()
+        self._folders, self._fetched = [place.path for place in self._places], time.monotonic()
         self._state: dict[str, Any] = {"version": "", "ended": False}
 
     def state(self) -> dict[str, Any]:
         """Returns ``version`` of the files, ``words`` on each run's progress, and ``ended``."""
+        if time.monotonic() > self._fetched + _FETCH_S:
+            self._fetched = time.monotonic()
+            for place in self._places:
+                place.fetch("*")
         seen = json.dumps([[str(f), time] for f, time in changes(self._folders).items()])
         version = hashlib.sha256(seen.encode()).hexdigest()[:16]
         with self._lock:

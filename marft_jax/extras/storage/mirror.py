@@ -1,0 +1,312 @@
+"""A run in object storage, whose files are mirrored in a folder of this machine.
+
+Only whole objects are written, and each is checked for its size. A checkpoint exists when its
+``manifest.json`` does: that object is written last and deleted first. A file that grows beyond
+``PART`` is cut: ``NAME``, ``NAME.part0001``, ... are its bytes in order, so that only its end is
+written again. The bucket decides: a start takes over what is there, whatever its folder has.
+Nothing is deleted there because it is missing here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fnmatch
+import hashlib
+import itertools
+import logging
+import os
+import re
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+import fsspec
+
+from marft_jax.errors import BadInput, RunFailed, described, one_line
+from marft_jax.extras.storage.lock import Lock, repeated
+from marft_jax.formats import foreign, jsonlines
+from marft_jax.run.manifest import MANIFEST, digest_of
+from marft_jax.run.place import Place
+
+PART = 1 << 22  # bytes
+PATIENCE_S = 300.0  # for a store that does not answer, or refuses
+PUSH_S = 20.0  # between pushes of what grows
+
+_T = TypeVar("_T")
+_HEAD = ("config.yaml", "team.yaml", "inputs.json", "demonstrations.jsonl", "checkpoints/*.json")
+_GROWING = (".jsonl", ".txt", ".yaml", ".json")
+_ONCE = re.compile(r"transcripts/\d|evaluations/.*\.jsonl|tensorboard/|unsaved-")
+"""What training does not read; its content does not change without its size."""
+_PART = re.compile(r"\.part\d{4}$")
+_STEP = re.compile(r"checkpoints/\d+/")
+
+
+class Mirror(Place):
+    """A run at an address, such as ``s3://bucket/run``, of any store that fsspec can open.
+
+    Args:
+        address: of the run.
+        trains: this process is to train in it, and owns its folder; else it reads.
+
+    Raises:
+        BadInput: there is no such store, no access, or no bucket.
+    """
+
+    def __init__(self, address: str, trains: bool) -> None:
+        scheme, _, rest = address.rstrip("/").partition("://")
+        self._address = f"{scheme.lower()}://{rest}"
+        key = hashlib.sha256(self._address.encode()).hexdigest()[:16]
+        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "marft_jax/runs"
+        name = re.sub(r"[^\w.-]", "-", rest.rpartition("/")[2])
+        super().__init__(cache / key / ("trained" if trains else "read") / name)
+        self._scope: str | None = None  # names of what this process writes begin so
+        self._lock: Lock | None = None
+        self._seen: dict[str, Any] = {}  # state of each local file that the bucket has
+        self._sent: dict[str, bytes] = {}  # hash of each object of these
+        self._pushing, self._failed = threading.RLock(), False
+        with self._refusing("that can be listed"):
+            self._open()
+            self._sizes = self._list()
+        if not trains:
+            self._bring(*_HEAD)
+
+    def fetch(self, pattern: str) -> None:
+        if self._lock is None:  # else nobody else writes there
+            self._sizes = self._try(self._list)
+            self._bring(pattern)
+
+    def fetch_checkpoint(self, step: int) -> None:
+        prefix, folder = f"checkpoints/{step}/", self.path / "checkpoints" / str(step)
+        # what is damaged stays so, and the reader says it
+        with contextlib.suppress(FileNotFoundError, ValueError, AttributeError):
+            manifest = foreign.loads((folder / MANIFEST).read_text("utf-8"))
+            for file in [file for file in folder.rglob("*") if file.is_file()]:
+                if file.relative_to(folder).as_posix() not in (*manifest, MANIFEST):
+                    file.unlink()
+            for name, (_, digest) in manifest.items():
+                for _ in range(3 * (prefix + name in self._sizes)):
+                    if (folder / name).is_file() and digest_of(folder / name) == digest:
+                        break
+                    self._get(prefix + name)
+
+    def push(self, growing: bool = False) -> None:
+        """As of ``Place``; ``growing``: only files that grow from step to step."""
+        if self._scope is None:
+            return
+        with self._pushing:
+            self._check_owner()
+            if not growing:  # an object that vanished is written again
+                self._sizes = self._try(self._list)
+            for name, state in sorted(self._files(), key=lambda file: bool(_STEP.match(file[0]))):
+                is_due = self._seen.get(name) != state or name not in self._sizes
+                step = _STEP.match(name)
+                if is_due and (_STEP.sub("", name) == MANIFEST if step else True):
+                    if growing and (step or not name.endswith(_GROWING)):
+                        continue
+                    with contextlib.suppress(FileNotFoundError):  # it is here no more
+                        self._send_checkpoint(step[0]) if step else self._send(name)
+                        self._seen[name] = state
+
+    def remove(self, name: str) -> None:
+        self.push()
+        self._delete(n for n in self._sizes if n == name or n.startswith(f"{name}/"))
+
+    @contextlib.contextmanager
+    def own(self) -> Iterator[None]:
+        with self._refusing("that can be written"):
+            self._lock = Lock(lambda: self._fs, self._at("lock"), self.path, self._address)
+        with self._lock.renewed():
+            self._sizes = self._try(self._list)
+            for file in self.path.iterdir():
+                if file.name not in ("lock", "owner", "checkpoints"):
+                    shutil.rmtree(file) if file.is_dir() else file.unlink()
+            self._delete(name for name in self._sizes if not self._is_whole(name))
+            self._bring("*", all=not any(n.endswith(f"/{MANIFEST}") for n in self._sizes))
+            self._scope = ""
+            with self._pushed():
+                yield
+
+    @contextlib.contextmanager
+    def keeping(self, folder: str) -> Iterator[None]:
+        self.fetch(f"{folder}/*")
+        self._scope = f"{folder}/"
+        with self._pushed():
+            yield
+
+    @contextlib.contextmanager
+    def _pushed(self) -> Iterator[None]:
+        try:
+            with repeated(lambda: self.push(growing=True), PUSH_S, self._address):
+                yield
+        finally:
+            if not self._failed:
+                self.push()
+
+    def _open(self) -> None:
+        """Opens the store without caches: others write there, and credentials change."""
+        kind = fsspec.get_filesystem_class(self._address.partition(":")[0])
+        logging.getLogger(kind.__module__.partition(".")[0]).setLevel(logging.CRITICAL)
+        how = dict(skip_instance_cache=True, use_listings_cache=False)
+        self._fs, self._root = fsspec.core.url_to_fs(self._address, **how)
+
+    @contextlib.contextmanager
+    def _refusing(self, wanted: str) -> Iterator[None]:
+        try:
+            yield
+        except BadInput:
+            raise
+        except Exception as error:  # each store has its own
+            how = "check the address, the credentials and their rights"
+            if isinstance(error, ImportError):
+                how = 'pip install -e ".[storage]", which opens s3:// and gs://'
+            got = one_line(described(error), 200)
+            raise BadInput(
+                f"{self._address}: expected object storage {wanted}, as s3://BUCKET/PATH or "
+                f"gs://BUCKET/PATH, got {got}; {how}"
+            ) from error
+
+    def _try(self, call: Callable[[], _T], *final: type[Exception]) -> _T:
+        """Calls the store until it does what it should, each time with credentials read anew.
+
+        Raises:
+            RunFailed: it did not do so in time.
+        """
+        until, self._failed = time.monotonic() + PATIENCE_S, True
+        while True:
+            try:
+                result = call()
+                self._failed = False
+                return result
+            except final:
+                raise
+            except Exception as error:
+                if time.monotonic() > until:
+                    got = one_line(described(error), 200)
+                    raise RunFailed(
+                        f"{self._address}: object storage fails ({got}); what is not saved there "
+                        f"is in {self.path}; checkpoints that were saved stay loadable: give "
+                        "access, and start again to continue from them"
+                    ) from error
+            time.sleep(PATIENCE_S / 100)
+            with contextlib.suppress(Exception):
+                self._open()
+
+    def _check_owner(self) -> None:
+        if self._lock is not None and (who := self._try(self._lock.taken_by)):
+            self._failed = True
+            raise RunFailed(
+                f"{self._address}: {who} has taken this run, because this process did not renew "
+                "its lock in time; this process writes nothing more"
+            )
+
+    def _at(self, name: str) -> str:
+        return f"{self._root.rstrip('/')}/{name}"
+
+    def _list(self) -> dict[str, int]:
+        """Returns the size of each object of the run by its name."""
+        found = self._fs.find(self._root, detail=True)
+        names = {path[len(self._at("")) :]: info for path, info in found.items()}
+        own = re.compile(r"(?!lock/|/)(?!(.*/)?\.\.?/).*[^/]")  # none that leads elsewhere
+        return {name: info["size"] for name, info in names.items() if own.fullmatch(name)}
+
+    def _is_whole(self, name: str) -> bool:
+        """True for a file that no checkpoint has, and for one of a checkpoint that exists."""
+        step = _STEP.match(name)
+        return step is None or step[0] + MANIFEST in self._sizes
+
+    def _files(self) -> Iterator[tuple[str, tuple[int, ...]]]:
+        """Yields the files that this process takes to the bucket, and what changes with each."""
+        for file in self.path.rglob("*"):
+            name = file.relative_to(self.path).as_posix()
+            mine = name.startswith(self._scope or "") and name not in ("lock", "owner")
+            with contextlib.suppress(FileNotFoundError):
+                if mine and not re.search(r"(^|/)\.", name) and file.is_file():
+                    stat = file.stat()
+                    yield name, (stat.st_ino, stat.st_size, stat.st_mtime_ns)
+
+    def _send(self, name: str) -> None:
+        """Writes a file in parts, those that changed."""
+        data = (self.path / name).read_bytes()
+        cuts = range(0, max(1, len(data)), PART)
+        parts = {_part(name, k): data[cut : cut + PART] for k, cut in enumerate(cuts)}
+        for part, own in reversed(parts.items()):  # a reader stops at the first that is not full
+            digest = hashlib.sha256(own).digest()
+            if part not in self._sizes or self._sent.get(part) != digest:
+                self._put(part, own)
+                self._sent[part] = digest
+        self._delete(n for n in self._sizes if _PART.sub("", n) == name and n not in parts)
+
+    def _send_checkpoint(self, prefix: str) -> None:
+        """Writes a checkpoint, in place of another one of the same step."""
+        self._delete(n for n in self._sizes if n.startswith(prefix))
+        for name in foreign.loads((self.path / prefix / MANIFEST).read_text("utf-8")):
+            self._put(prefix + name, (self.path / prefix / name).read_bytes())
+        self._check_owner()
+        self._put(prefix + MANIFEST, (self.path / prefix / MANIFEST).read_bytes())
+
+    def _put(self, name: str, data: bytes) -> None:
+        """Writes an object, and looks whether it is there."""
+
+        def call() -> None:
+            self._fs.pipe_file(self._at(name), data)
+            if (found := self._fs.info(self._at(name))["size"]) != len(data):
+                raise OSError(f"{name}: expected {len(data)} bytes there, got {found}")
+
+        self._try(call)
+        self._sizes[name] = len(data)
+
+    def _delete(self, names: Iterable[str]) -> None:
+        def call() -> None:
+            with contextlib.suppress(FileNotFoundError):
+                self._fs.rm_file(self._at(name))
+
+        for name in sorted(names, key=lambda name: not name.endswith(MANIFEST)):
+            self._try(call)
+            del self._sizes[name]
+            self._sent.pop(name, None)
+
+    def _bring(self, *patterns: str, all: bool = True) -> None:
+        """Makes the files that fit these patterns equal to those of the bucket, but no states.
+
+        Args:
+            all: also those that training writes and does not read.
+        """
+        fits = re.compile("|".join(map(fnmatch.translate, patterns))).match
+        for name, _ in [*self._files()]:
+            if fits(name) and name not in self._sizes:
+                (self.path / name).unlink(missing_ok=True)
+        for folder in (self.path / "checkpoints").glob("[0-9]*"):
+            if not self._is_whole(f"checkpoints/{folder.name}/"):
+                shutil.rmtree(folder, ignore_errors=True)
+        for name, size in [*self._sizes.items()]:
+            file, once = self.path / name, _ONCE.match(name)
+            is_state = _STEP.match(name) and (name.count("/") > 2 or not self._is_whole(name))
+            is_here = once and file.is_file() and file.stat().st_size == size
+            other = is_state or is_here or _PART.search(name) or (once and not all)
+            if fits(name) and not other:
+                with contextlib.suppress(FileNotFoundError):  # deleted meanwhile
+                    self._get(name)
+        self._seen |= dict(self._files())
+
+    def _get(self, name: str) -> None:
+        """Brings a file, all its parts."""
+
+        def call() -> bytes:
+            return self._fs.cat_file(self._at(_part(name, k)))
+
+        file, data = self.path / name, b""
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with jsonlines.draft_of(file) as draft, draft.open("wb") as stream:
+            for k in itertools.count():
+                if k and (_part(name, k) not in self._sizes or len(data) < PART):
+                    break
+                data = self._try(call, FileNotFoundError)
+                self._sent[_part(name, k)] = hashlib.sha256(data).digest()
+                stream.write(data)
+
+
+def _part(name: str, k: int) -> str:
+    return f"{name}.part{k:04}" if k else name

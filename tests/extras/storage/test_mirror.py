@@ -1,0 +1,383 @@
+"""Runs in object storage: what a bucket holds after any fault, and what other machines read."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import shutil
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from marft_jax.errors import BadInput, RunFailed
+from marft_jax.extras.storage import lock, mirror
+from marft_jax.extras.storage.mirror import Mirror
+from marft_jax.formats import jsonlines
+from marft_jax.run.manifest import damage
+from tests.helpers import buckets
+from tests.helpers.buckets import Bucket, Died, fault, metrics, names, newest, save, train
+
+RUN = "bucket://b/runs/one"
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch, tmp_path):
+    """An empty bucket, a machine, and short times."""
+    Bucket.store.clear()
+    monkeypatch.setattr(lock, "RENEW_S", 0.05)
+    monkeypatch.setattr(mirror, "PUSH_S", 60.0)
+    monkeypatch.setattr(mirror, "PATIENCE_S", 0.3)
+    monkeypatch.setattr(mirror, "PART", 64)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
+
+
+@pytest.fixture
+def elsewhere(monkeypatch, tmp_path):
+    """Goes to a machine that has not seen the run."""
+    machines = itertools.count()
+
+    def go() -> None:
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / f"machine-{next(machines)}"))
+
+    return go
+
+
+def owner() -> Mirror:
+    return Mirror(RUN, trains=True)
+
+
+def reader() -> Path:
+    """What another process reads: all files, and the states of all checkpoints."""
+    place = Mirror(RUN, trains=False)
+    place.fetch("*")
+    for folder in (place.path / "checkpoints").glob("[0-9]*"):
+        place.fetch_checkpoint(int(folder.name))
+    return place.path
+
+
+def test_another_machine_reads_what_was_trained_and_continues_it(elsewhere):
+    assert train(owner(), 5) == 0
+    elsewhere()
+    place = Mirror(RUN, trains=False)
+    states = [name for name in place.path.rglob("arrays-*")]
+    assert not states, "states are brought only when they are asked for"
+    place.fetch_checkpoint(4)
+    assert damage(place.path / "checkpoints" / "4") is None
+    assert not [*place.path.rglob("arrays-2")]
+    run = reader()
+    assert newest(run) == 4 and metrics(run) == [1, 2, 3, 4, 5]
+    elsewhere()
+    assert train(owner(), 8) == 4
+    run = reader()
+    assert newest(run) == 8 and metrics(run) == [*range(1, 9)]
+    assert len([*run.glob("transcripts/*")]) == 8
+
+
+def test_a_file_that_grows_is_written_in_parts_and_only_its_end_again():
+    with (place := owner()).own():
+        written: list[str] = []
+        for step in range(30):
+            jsonlines.append(place.path / "metrics.jsonl", [json.dumps({"step": step})])
+            with fault(lambda kind, path, write: (written.append(path), write())):
+                place.push()
+        assert len([n for n in names(RUN) if n.startswith("metrics.jsonl")]) == 6
+        assert len(written) < 30 + 2 * 7
+        jsonlines.keep_steps_before(place.path / "metrics.jsonl", 12)  # a rollback
+        place.push()
+        assert metrics(reader()) == [*range(12)]
+        for step in range(12, 20):
+            jsonlines.append(place.path / "metrics.jsonl", [json.dumps({"step": step})])
+        place.push()
+    assert metrics(reader()) == [*range(20)]
+
+
+@pytest.mark.parametrize("applied", [False, True], ids=["before a write", "after a write"])
+def test_a_process_that_dies_at_any_write_loses_no_saved_step(applied, elsewhere):
+    """Each write of a training is the last one of a process; the next process is elsewhere."""
+    train(owner(), 8)
+    whole = {name: buckets.content(RUN, name) for name in names(RUN)}
+    for moment in itertools.count():
+        Bucket.store.clear()
+        left, saved = itertools.count(), [0]
+
+        def die(kind, path, write, moment=moment, left=left):
+            if threading.current_thread() is not threading.main_thread():
+                raise OSError("no renewals here")
+            now = next(left)
+            if now < moment or now == moment and applied:
+                write()
+            if now >= moment:
+                raise Died
+
+        elsewhere()
+        with fault(die):
+            try:
+                train(owner(), 6, lambda step, saved=saved: saved.append(step))
+                break
+            except Died:
+                pass
+        if names(RUN):
+            run = reader()
+            assert newest(run) >= saved[-1]
+            steps = metrics(run) if (run / "metrics.jsonl").exists() else []
+            assert steps == [*range(1, len(steps) + 1)] and len(steps) >= newest(run)
+        elsewhere()
+        assert train(owner(), 8) >= saved[-1]
+        now = {name: buckets.content(RUN, name) for name in names(RUN)}
+        assert now == whole, f"write {moment}"
+    assert moment > 30
+
+
+def test_a_second_process_is_refused_while_the_first_one_trains(elsewhere, capsys):
+    with owner().own():
+        elsewhere()
+        for _ in range(2):
+            with pytest.raises(BadInput, match="in use by another process .process"), owner().own():
+                pass
+        assert "watching for" in capsys.readouterr().err
+    with owner().own():  # it was given up
+        pass
+    assert "watching" not in capsys.readouterr().err
+
+
+def test_of_several_processes_that_find_a_dead_one_a_single_one_takes_the_run(elsewhere):
+    with contextlib.suppress(Died), owner().own(), fault(_die):
+        raise Died
+    taken, refused, most = [], [], threading.Event()
+
+    def start(place: Mirror) -> None:
+        try:
+            with place.own():
+                taken.append(place)
+                most.wait(5)
+        except BadInput:
+            refused.append(place)
+
+    threads = []
+    for _ in range(5):
+        elsewhere()
+        (place := owner()).path.mkdir(parents=True)
+        threads.append(threading.Thread(target=start, args=(place,)))
+    for thread in threads:
+        thread.start()
+    until = time.monotonic() + 20
+    while len(refused) < 4 and time.monotonic() < until:
+        time.sleep(0.01)
+    most.set()
+    for thread in threads:
+        thread.join()
+    assert (len(taken), len(refused)) == (1, 4)
+
+
+def _die(kind, path, write):
+    raise Died if threading.current_thread() is threading.main_thread() else OSError
+
+
+def test_a_process_that_slept_while_another_one_took_the_run_writes_nothing_more(
+    elsewhere, monkeypatch
+):
+    asleep = owner()
+    asleep.path.mkdir(parents=True)
+    with pytest.raises(RunFailed, match="has taken this run"):
+        with asleep.own():
+            save(asleep, 2)
+            monkeypatch.setattr(lock.Lock, "_write", _unless(asleep, lock.Lock._write))
+            elsewhere()
+            train(owner(), 8)
+            before = {name: buckets.content(RUN, name) for name in names(RUN)}
+            save(asleep, 4)
+    assert {name: buckets.content(RUN, name) for name in names(RUN)} == before
+
+
+def _unless(place, write):
+    """Renews no lock of this place."""
+
+    def call(self, *args, **how):
+        if self is not place._lock:
+            write(self, *args, **how)
+
+    return call
+
+
+def test_a_start_on_the_same_machine_does_not_wait_for_the_process_that_died(capsys, monkeypatch):
+    monkeypatch.setattr(lock, "RENEW_S", 1000.0)
+    with contextlib.suppress(Died), (place := owner()).own(), fault(_die):
+        raise Died
+    with owner().own():
+        assert "watching" not in capsys.readouterr().err
+    assert place.path == owner().path
+
+
+def test_a_lock_whose_answer_was_lost_is_held_and_is_not_taken_for_another_one():
+    def lose(kind, path, write):
+        write()
+        if kind == "create":
+            raise FileExistsError(path)  # the repeated request finds the object of the first one
+
+    with fault(lose), owner().own():
+        pass
+
+
+@pytest.mark.parametrize("kind", [None, NotImplementedError("mode"), PermissionError("Forbidden")])
+def test_a_store_that_keeps_nobody_out_or_cannot_be_written_is_refused(kind):
+    def ignore(name, path, write):
+        if kind is not None:
+            raise kind
+        write("overwrite") if name == "create" else write()
+
+    with fault(ignore), pytest.raises(BadInput, match="bucket://b/runs/one: expected"):
+        with owner().own():
+            pass
+
+
+@pytest.mark.parametrize("kind", ["refused", "lost", "short", "wrong credentials"])
+def test_a_write_that_fails_for_a_while_is_made_again(kind, elsewhere):
+    left, opened = [3], Bucket.opened
+
+    def fail(name, path, write):
+        if "checkpoints/" not in path or left[0] == 0:
+            return write()
+        left[0] -= 1
+        if kind == "refused":
+            raise OSError("SlowDown")
+        if kind == "wrong credentials" and Bucket.opened < opened + 3:
+            left[0] += 1
+            raise PermissionError("ExpiredToken")
+        if kind == "short":
+            Bucket.store.pop(path, None)
+            write()
+            Bucket.store[path].truncate(3)
+
+    with fault(fail):
+        train(owner(), 4)
+    elsewhere()
+    assert newest(reader()) == 4 and left == [0]
+
+
+def test_a_bucket_that_stays_shut_ends_the_run_and_what_was_saved_stays(elsewhere):
+    def shut(name, path, write):
+        raise PermissionError("AccessDenied")
+
+    shutting = contextlib.ExitStack()
+    with shutting, pytest.raises(RunFailed, match="object storage fails .*AccessDenied"):
+        train(owner(), 6, lambda step: shutting.enter_context(fault(shut)))
+    elsewhere()
+    assert newest(reader()) == 2
+    assert train(owner(), 6) == 2
+
+
+def test_an_object_that_vanished_is_written_again(elsewhere):
+    with (place := owner()).own():
+        jsonlines.write(place.path / "config.yaml", ["run: {}"])
+        save(place, 2)
+        before = names(RUN)
+        Bucket.store.clear()  # a rule of the bucket, or a person
+        save(place, 4)
+        assert {*before} < {*names(RUN)}
+    elsewhere()
+    assert newest(reader()) == 4
+
+
+def test_nothing_is_deleted_in_the_bucket_because_it_is_missing_here(elsewhere):
+    with (place := owner()).own():
+        jsonlines.write(place.path / "config.yaml", ["run: {}"])
+        save(place, 2)
+        before = names(RUN)
+        for file in [*place.path.iterdir()]:  # what cleans ~/.cache
+            shutil.rmtree(file) if file.is_dir() else file.unlink()
+        place.push()
+    assert names(RUN) == before
+    elsewhere()
+    assert newest(reader()) == 2
+
+
+def test_the_bucket_decides_and_not_what_a_machine_had_before(elsewhere, monkeypatch, tmp_path):
+    train(owner(), 4)
+    with contextlib.suppress(Died), (place := owner()).own():
+        with fault(_die):
+            save(place, 40)  # here, and not there
+    elsewhere()
+    assert train(owner(), 6) == 4
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
+    assert (place.path / "checkpoints" / "40").is_dir()
+    assert train(owner(), 8) == 6
+    assert metrics(reader()) == [*range(1, 9)]
+
+
+def test_a_checkpoint_without_its_manifest_is_not_there_and_its_rest_is_removed(elsewhere):
+    train(owner(), 4)
+    del Bucket.store["/b/runs/one/checkpoints/4/manifest.json"]
+    elsewhere()
+    assert newest(reader()) == 2
+    with owner().own():
+        assert not [name for name in names(RUN) if name.startswith("checkpoints/4/")]
+
+
+def test_a_damaged_object_is_found_by_its_hash_and_not_by_its_size(elsewhere):
+    train(owner(), 4)
+    Bucket.store["/b/runs/one/checkpoints/4/state/d/arrays-4"].getbuffer()[7] ^= 1
+    elsewhere()
+    place = Mirror(RUN, trains=False)
+    place.fetch_checkpoint(4)
+    assert damage(place.path / "checkpoints" / "4") == "state/d/arrays-4 differs from its manifest"
+
+
+def test_a_checkpoint_of_a_step_that_was_saved_before_replaces_all_of_it(elsewhere):
+    with (place := owner()).own():
+        save(place, 2)
+        with buckets.whole_folder(place.path / "checkpoints" / "2") as draft:
+            (draft / "other").write_bytes(b"1")
+            (draft / "meta.json").write_text("{}")
+        place.push()
+    assert not [name for name in names(RUN) if "arrays" in name]
+    elsewhere()
+    assert newest(reader()) == 2
+
+
+def test_names_that_lead_elsewhere_are_not_written(elsewhere, tmp_path):
+    train(owner(), 2)
+    manifest = json.loads(buckets.content(RUN, "checkpoints/2/manifest.json"))
+    for name in ("../outside", "a/../../outside", "/tmp/outside", "./b", "folder/"):
+        Bucket().pipe_file(f"/b/runs/one/{name}", b"1")
+        manifest[f"../../{name}"] = [1, "0"]
+    Bucket().pipe_file("/b/runs/one/checkpoints/2/manifest.json", json.dumps(manifest).encode())
+    elsewhere()
+    run = reader()
+    assert not [*tmp_path.rglob("outside"), *tmp_path.rglob("b")] and run.is_dir()
+
+
+def test_who_reads_changes_nothing_and_keeps_what_it_adds(elsewhere):
+    train(owner(), 4)
+    before = names(RUN)
+    elsewhere()
+    place = Mirror(RUN, trains=False)
+    with place.keeping("evaluations"):
+        jsonlines.append(place.path / "evaluations" / "a.jsonl", ["{}"])
+    place.push()
+    assert names(RUN) == sorted([*before, "evaluations/a.jsonl"])
+    elsewhere()
+    place = Mirror(RUN, trains=False)
+    with place.keeping("evaluations"):
+        jsonlines.append(place.path / "evaluations" / "a.jsonl", ["{}"])
+    assert buckets.content(RUN, "evaluations/a.jsonl") == b"{}\n{}\n"
+
+
+def test_a_slow_bucket_does_not_hold_up_the_lock(elsewhere, monkeypatch):
+    """A save takes longer than three renewals, and the run is not taken meanwhile."""
+
+    def slow(kind, path, write):
+        time.sleep(0.2 if "checkpoints/" in path else 0)
+        write()
+
+    with (place := owner()).own(), fault(slow):
+        saving = threading.Thread(target=save, args=(place, 2))
+        saving.start()
+        elsewhere()
+        with pytest.raises(BadInput, match="in use"), owner().own():
+            pass
+        assert saving.is_alive()
+        saving.join()
+    assert newest(reader()) == 2
