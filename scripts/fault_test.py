@@ -6,6 +6,8 @@ One run is left alone. Another, with the same settings, is killed (SIGKILL) at r
 it starts, in the middle of steps, and while a checkpoint is being written; then it finishes. Both
 must have the same metrics, transcripts, events of the guard and final state, bit for bit, and no
 start may lose more than the steps since the last checkpoint. Further flags are those of training.
+With ``--at s3://bucket/path`` the killed run is there, and no checkpoint that is read there may be
+incomplete.
 """
 
 from __future__ import annotations
@@ -28,10 +30,14 @@ from typing import Any
 import numpy as np
 
 from marft_jax import cli
+from marft_jax.run.manifest import damage
+from marft_jax.run.place import place_of
 
 MOMENTS = ("starting", "in a step", "in a save")
 _MEASURED = re.compile(r"time/|throughput/|device/")
 _DEADLINE = 900.0
+_ADDRESSES: dict[Path, str] = {}
+"""Where a run is, if not in its folder; the folder then has its output alone."""
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -44,10 +50,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--save-every", type=int, default=3)
     parser.add_argument("--seed", type=int, default=0, help="of the moments")
     parser.add_argument("--dir", help="where the two runs go; a temporary folder by default")
+    parser.add_argument("--at", help="address of the killed run in object storage")
     own, flags = parser.parse_known_args(argv)
     folder = Path(own.dir or tempfile.mkdtemp(prefix="fault_test-"))
     flags = [*flags, "--run.steps", str(own.steps), "--run.save_every", str(own.save_every)]
     whole, killed = folder / "whole", folder / "killed"
+    if own.at is not None:
+        _ADDRESSES[killed] = own.at
     started = time.monotonic()
     if finish(whole, flags) != 0:
         raise SystemExit(f"the undisturbed run failed; see {whole}/output.txt")
@@ -111,10 +120,12 @@ def in_a_step(run: Path, rng: random.Random) -> Callable[[], bool]:
 
 def in_a_save(run: Path, rng: random.Random) -> Callable[[], bool]:
     """While the draft of a checkpoint lies there, a random part of a save later."""
-    wait, begun = rng.uniform(0.0, 0.03), time.time()
+    address = _ADDRESSES.get(run)
+    wait, begun = rng.uniform(0.0, 1.0 if address else 0.03), time.time()  # it is also uploaded
+    folder = place_of(address, trains=True).path if address else run
 
     def now() -> bool:
-        for draft in (run / "checkpoints").glob(".saving-*[0-9]"):
+        for draft in (folder / "checkpoints").glob(".saving-*[0-9]"):
             with contextlib.suppress(FileNotFoundError):
                 if draft.stat().st_mtime > begun:  # not that of a save that was killed before
                     time.sleep(wait)
@@ -130,7 +141,14 @@ MOMENT_OF = dict(zip(MOMENTS, (while_starting, in_a_step, in_a_save), strict=Tru
 def start(run: Path, flags: Sequence[str]) -> subprocess.Popen[bytes]:
     """A training process of its own, with its output in ``output.txt``."""
     run.mkdir(parents=True, exist_ok=True)
-    command = [sys.executable, "-m", "marft_jax.train", "--run.dir", str(run), *flags]
+    command = [
+        sys.executable,
+        "-m",
+        "marft_jax.train",
+        "--run.dir",
+        _ADDRESSES.get(run, str(run)),
+        *flags,
+    ]
     with (run / "output.txt").open("ab") as output:
         return subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
 
@@ -159,8 +177,21 @@ def check_start(run: Path, begun: int, newest: int, save_every: int) -> None:
         raise SystemExit(f"step {last_step(run)} was reached, but only {newest} was saved")
 
 
+def files_of(run: Path) -> Path:
+    """The run directory; of a run in object storage, what another machine finds there."""
+    if run not in _ADDRESSES:
+        return run
+    place = place_of(_ADDRESSES[run])
+    place.fetch("*")
+    for folder in (place.path / "checkpoints").glob("[0-9]*"):
+        place.fetch_checkpoint(int(folder.name))
+        if (wrong := damage(folder)) is not None:
+            raise SystemExit(f"checkpoint {folder.name} is read, but {wrong}")
+    return place.path
+
+
 def newest_checkpoint(run: Path) -> int:
-    folder = run / "checkpoints"
+    folder = files_of(run) / "checkpoints"
     names = [p.name for p in folder.iterdir()] if folder.is_dir() else []
     return max((int(name) for name in names if name.isdecimal()), default=-1)
 
@@ -171,7 +202,7 @@ def last_step(run: Path) -> int:
 
 def metrics_of(run: Path) -> list[dict[str, Any]]:
     """metrics.jsonl without what the clock and the machine decide."""
-    file = run / "metrics.jsonl"
+    file = files_of(run) / "metrics.jsonl"
     lines = file.read_text().splitlines() if file.is_file() else []
     rows = [json.loads(line) for line in lines if line.endswith("}")]
     return [{k: v for k, v in row.items() if not _MEASURED.match(k)} for row in rows]
@@ -180,6 +211,7 @@ def metrics_of(run: Path) -> list[dict[str, Any]]:
 def differences(whole: Path, killed: Path) -> list[str]:
     """Lists what is not equal in two finished runs."""
     found = []
+    whole, killed = files_of(whole), files_of(killed)
     if metrics_of(whole) != metrics_of(killed):
         found.append("metrics.jsonl differs")
     # a kill in the middle of a write leaves a hidden draft, which nothing reads
