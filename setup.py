@@ -38,6 +38,9 @@ TRACKIO = "trackio>=0.43"
 FORMS = ["llguidance>=1.9", "jsonschema>=4.20"]
 MCP = "mcp>=2"
 SERVE = ["starlette>=1.0", "uvicorn>=0.40"]
+S3 = "s3fs>=2026.9"
+# a server of S3; not moto[server], whose 50 packages are for other services
+MOTO = ["moto[s3]>=5.2", "flask>=3.1", "flask-cors>=6.0"]
 
 EXTRAS = {
     "code": [SANDBOX],
@@ -57,8 +60,11 @@ EXTRAS = {
         *FORMS,
         MCP,
         *SERVE,
+        S3,
+        *MOTO,
     ],
     "serve": SERVE,
+    "storage": [S3, "gcsfs>=2026.9"],
     "mcp": [MCP],
     # what scripts/programs is written for; its tests run where it is installed. Not beside
     # `verifiers`: packages of the two want openai 3 and openai 2

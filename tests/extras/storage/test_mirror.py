@@ -10,15 +10,15 @@ import threading
 import time
 from pathlib import Path
 
+import buckets
 import pytest
+from buckets import Bucket, Died, fault, metrics, names, newest, save, train
 
 from marft_jax.errors import BadInput, RunFailed
 from marft_jax.extras.storage import lock, mirror
 from marft_jax.extras.storage.mirror import Mirror
 from marft_jax.formats import jsonlines
 from marft_jax.run.manifest import damage
-from tests.helpers import buckets
-from tests.helpers.buckets import Bucket, Died, fault, metrics, names, newest, save, train
 
 RUN = "bucket://b/runs/one"
 
@@ -231,6 +231,21 @@ def test_a_store_that_keeps_nobody_out_or_cannot_be_written_is_refused(kind):
     with fault(ignore), pytest.raises(BadInput, match="bucket://b/runs/one: expected"):
         with owner().own():
             pass
+
+
+def test_a_deletion_that_is_lost_is_made_again(elsewhere):
+    left = [2]
+
+    def lose(name, path, write):
+        if name == "delete" and path.endswith("manifest.json") and left[0]:
+            left[0] -= 1
+        else:
+            write()
+
+    with fault(lose):
+        train(owner(), 8)
+    elsewhere()
+    assert newest(reader()) == 8 and left == [0]
 
 
 @pytest.mark.parametrize("kind", ["refused", "lost", "short", "wrong credentials"])

@@ -1,0 +1,202 @@
+"""Runs on a server of S3: teams that are trained there, killed processes, and what is refused."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import threading
+import time
+
+import buckets
+import pytest
+import s3_server
+from buckets import metrics, newest
+from run_files import lines_of
+
+import marft_jax
+from marft_jax import chat, cli, evaluate, export, imitate, report, train
+from marft_jax.errors import BadInput
+from marft_jax.extras.storage import lock, mirror
+from marft_jax.extras.storage.mirror import Mirror
+from marft_jax.run.checkpoints import Checkpoints
+
+RUN = "s3://team/runs/one"
+SMALL = "--algo.episodes 4 --run.save_every 2 --run.loggers none --eval.episodes 4".split()
+
+
+@pytest.fixture
+def home(monkeypatch, tmp_path):
+    """Goes to a machine that has not seen the run."""
+    machines = itertools.count()
+
+    def go():
+        monkeypatch.setenv("XDG_CACHE_HOME", str(folder := tmp_path / f"m{next(machines)}"))
+        return folder
+
+    go()
+    return go
+
+
+@pytest.fixture
+def server(monkeypatch, home):
+    with s3_server.serving("team", monkeypatch.setenv) as server:
+        yield server
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    monkeypatch.setattr(lock, "RENEW_S", 0.3)
+    monkeypatch.setattr(mirror, "PATIENCE_S", 5.0)
+    monkeypatch.setattr(mirror, "PART", 64)
+
+
+def left(main, *argv):
+    with pytest.raises(SystemExit) as ended:
+        main([*map(str, argv)])
+    return ended.value.code
+
+
+def reader():
+    place = Mirror(RUN, trains=False)
+    place.fetch("*")
+    for folder in (place.path / "checkpoints").glob("[0-9]*"):
+        place.fetch_checkpoint(int(folder.name))
+    return place.path
+
+
+def test_a_team_is_trained_there_and_continued_played_and_exported_elsewhere(
+    server, home, tmp_path, monkeypatch, capsys
+):
+    for steps in (2, 3):
+        home()
+        assert left(train.main, "--run.dir", RUN, "--run.steps", steps, *SMALL) == 0
+    assert left(train.main, "--run.dir", tmp_path / "here", "--run.steps", 3, *SMALL) == 0
+    home()
+    run = marft_jax.read_run(RUN)
+    assert run.name == "one" and [*run.metrics] == [1, 2, 3] and [*run.transcripts] == [1, 2, 3]
+    assert lines_of(run.folder) == lines_of(tmp_path / "here")
+    home()
+    place = Mirror(RUN, trains=False)
+    assert {p.name for p in (place.path / "checkpoints").iterdir()} == {"2", "3"}
+    with Checkpoints(RUN, {}, keep=1) as checkpoints:
+        assert checkpoints.find("latest") == 3
+    assert not (checkpoints.run / "checkpoints" / "2" / "state").exists()
+    home()
+    for _ in range(2):
+        assert left(evaluate.main, "--run", RUN, "--limit", 4) == 0
+    assert "4 of 4 were already answered" in capsys.readouterr().out
+    home()
+    assert left(export.main, "--run", RUN, "--out", tmp_path / "team") == 0
+    assert (tmp_path / "team" / "planner" / "adapter_config.json").is_file()
+    monkeypatch.setattr("sys.stdin", iter([]))
+    [plan, answer] = marft_jax.LoadedTeam(RUN, step=2).ask("4+7+8=?").turns
+    assert (plan.name, answer.name) == ("planner", "solver")
+    assert left(report.main, "--run", RUN, "--out", tmp_path / "r.html") == 0
+    assert "3 of 3" in (tmp_path / "r.html").read_text()
+    assert [file.name for file in marft_jax.read_run(RUN).evaluations] == ["arithmetic-3.jsonl"]
+
+
+@pytest.mark.parametrize("main", [train.main, evaluate.main, chat.main, report.main])
+def test_what_cannot_be_opened_is_one_line_and_exit_code_2_before_any_work(
+    main, server, monkeypatch, capsys
+):
+    flag = "--run.dir" if main is train.main else "--run"
+
+    def refused(address):
+        assert left(main, flag, address) == 2
+        [line] = capsys.readouterr().err.splitlines()
+        return line
+
+    assert "bucket does not exist" in refused("s3://nowhere/run")
+    assert "Protocol not known" in refused("nope://b/run")
+    server.fault = lambda request: "403 Forbidden"
+    assert "Forbidden" in refused(RUN)
+    server.fault = lambda request: None
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    assert "credentials" in refused(RUN)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "a")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+    assert "Could not connect" in refused(RUN)
+
+
+@pytest.mark.parametrize("main, flag", [(train.main, "--run.dir"), (imitate.main, "--out")])
+def test_a_bucket_that_can_only_be_read_is_refused_before_a_model_is_loaded(
+    main, flag, server, capsys
+):
+    server.fault = lambda r: "403 Forbidden" if r["REQUEST_METHOD"] == "PUT" else None
+    more = ["--demonstrations", 4] if main is imitate.main else []
+    assert left(main, flag, RUN, *more) == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert "that can be written" in line and "Forbidden" in line
+
+
+@pytest.mark.slow
+def test_a_process_that_is_killed_at_any_of_20_moments_loses_no_saved_step(server, home, quick):
+    for moment in range(1, 21):
+        saved = s3_server.killed_at(
+            server, moment * 2, moment % 2 == 0, lambda: s3_server.run_trainer(RUN, 999, home())
+        )
+        home()
+        run = reader()
+        assert newest(run) >= max(saved, default=0)
+        if newest(run):
+            steps = metrics(run)
+            assert steps == [*range(1, len(steps) + 1)] and len(steps) >= newest(run)
+    process = s3_server.run_trainer(RUN, newest(run) + 4, home())
+    assert process.wait() == 0
+    home()
+    assert newest(reader()) >= newest(run) + 4
+
+
+def test_of_several_processes_a_single_one_makes_the_lock(server, home, quick):
+    taken, refused, done = [], [], threading.Event()
+
+    def start(place):
+        try:
+            with place.own():
+                taken.append(place)
+                done.wait(20)
+        except BadInput:
+            refused.append(place)
+
+    threads = []
+    for _ in range(4):
+        home()
+        (place := Mirror(RUN, trains=True)).path.mkdir(parents=True)
+        threads.append(threading.Thread(target=start, args=(place,)))
+    for thread in threads:
+        thread.start()
+    until = time.monotonic() + 20
+    while len(refused) < 3 and time.monotonic() < until:
+        time.sleep(0.05)
+    done.set()
+    for thread in threads:
+        thread.join()
+    assert (len(taken), len(refused)) == (1, 3)
+
+
+@pytest.mark.parametrize("kind", ["503 Slow Down", "403 Forbidden", "lost", "slow"])
+def test_a_bucket_that_is_slow_refuses_or_loses_a_write_has_all_at_the_end(
+    kind, server, home, quick
+):
+    writes = itertools.count(1)
+
+    def fault(request):
+        if not s3_server.is_write(request) or next(writes) % 3:
+            return None
+        return time.sleep(0.2) if kind == "slow" else kind
+
+    server.fault = fault
+    buckets.train(Mirror(RUN, trains=True), 6)
+    server.fault = lambda request: None
+    home()
+    run = reader()
+    assert newest(run) == 6 and metrics(run) == [1, 2, 3, 4, 5, 6]
+
+
+def test_settings_of_a_run_there_are_those_of_its_start(server, home):
+    with contextlib.suppress(SystemExit):
+        train.main(["--run.dir", RUN, "--run.steps", "1", "--run.seed", "5", *SMALL])
+    home()
+    config = cli.configure(run={"dir": RUN, "steps": 2})
+    assert (config.run.dir, config.run.seed, config.run.steps) == (RUN, 5, 2)
