@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -22,10 +22,13 @@ from safetensors.numpy import save_file
 
 from marft_jax.errors import BadInput
 from marft_jax.formats.foreign import read_settings, readable
+from marft_jax.models.config_json import architecture
 from marft_jax.models.families import FAMILIES, PARTS
 from marft_jax.models.lora import UNEMBED, matrix_of
 from marft_jax.models.parts.attention import AttentionConfig
 from marft_jax.models.parts.dense import DenseConfig
+from marft_jax.models.tokenizers.tokenizer import read_json
+from marft_jax.models.weights.sources import directory_of
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 
@@ -113,6 +116,32 @@ def every_layer(matrix: str) -> Iterable[int]:
     return itertools.count() if dense or matrix == UNEMBED else ()
 
 
+def layers_in(source: str) -> str:
+    """Names the module that has the layers of a base in what transformers loads."""
+    return "model.language_model" if sees_images(source) else "model"
+
+
+def sees_images(source: str) -> bool:
+    """True where the text is a part of the published model, beside parts for images."""
+    folder = directory_of(source)
+    name = architecture(read_json(folder / "config.json")) if folder else None
+    return bool(name) and str(name).endswith("ForConditionalGeneration")
+
+
+def unnamed(files: str, targets: Collection[str]) -> list[str]:
+    """Adapted matrices that peft cannot name, as the checkpoint of the base has other ones.
+
+    Args:
+        files: how the checkpoint keeps its matrices (``DecoderConfig.files``).
+    """
+    lacks = {
+        "fused": {"q", "k", "v", "gate", "up"},
+        "fused_mlp": {"gate", "up", "down"},
+        "stacked": {"experts"},
+    }
+    return sorted(lacks.get(files, set()) & set(targets))
+
+
 def write(
     folder: Path,
     factors: Factors,
@@ -126,7 +155,7 @@ def write(
 
     Args:
         base: where a loader finds the base model.
-        inside: name of the module that has the layers (``huggingface.layers_in``).
+        inside: name of the module that has the layers (``layers_in``).
         spelling: names of modules where the family has its own (``DecoderConfig.spelling``).
     """
     folder.mkdir(parents=True, exist_ok=True)

@@ -181,7 +181,7 @@ def test_of_a_model_of_text_and_images_the_text_is_trained_and_exported(tmp_path
     base = loaded(tmp_path / "base")
     factors = random_factors(base.config, (*TARGETS, lora.UNEMBED))
     ours = our_logits(base, factors)
-    inside = huggingface.layers_in(base.source)
+    inside = peft.layers_in(base.source)
     peft.write(tmp_path / "agent", factors, ALPHA, str(tmp_path / "base"), inside)
     theirs = their_logits(tmp_path / "base", tmp_path / "agent")
     np.testing.assert_allclose(ours, theirs, atol=2e-5)

@@ -84,16 +84,11 @@ def _check_merged(models: TeamModels) -> None:
 
 def _check_peft(models: TeamModels) -> None:
     """Raises BadInput where peft's loaders lack the matrices that were adapted."""
-    lacks = {
-        "fused": {"q", "k", "v", "gate", "up"},
-        "fused_mlp": {"gate", "up", "down"},
-        "stacked": {"experts"},
-    }
     for base in models.bases.values():
-        if names := lacks.get(base.config.files, set()) & set(models.config.lora.targets):
+        if names := peft.unnamed(base.config.files, models.config.lora.targets):
             raise BadInput(
                 f"--format peft: the checkpoint of {base.source} has other matrices than "
-                f"{', '.join(sorted(names))}, so that peft cannot name them; use --format merged"
+                f"{', '.join(names)}, so that peft cannot name them; use --format merged"
             )
 
 
@@ -157,7 +152,7 @@ def _as_peft(
     folders: dict[str, list[str]] = {}
     loaded = list[tuple[str, str]]()  # where a loader finds each base, and which loader
     for on, model in models.bases.items():
-        inside, source = huggingface.layers_in(model.source), _portable(model.source)
+        inside, source = peft.layers_in(model.source), _portable(model.source)
         if model.source == "tiny":  # nobody else has it
             source = "base"
             huggingface.write_model(out / source, model, {}, 1.0, {})

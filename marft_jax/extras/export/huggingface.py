@@ -19,8 +19,8 @@ import jax
 import numpy as np
 from safetensors.numpy import save_file
 
-from marft_jax.interop.peft import Factors
-from marft_jax.models.config_json import architecture, sizes_of, text_settings
+from marft_jax.interop.peft import Factors, sees_images
+from marft_jax.models.config_json import sizes_of, text_settings
 from marft_jax.models.decoder import DecoderConfig
 from marft_jax.models.lora import UNEMBED, matrix_of
 from marft_jax.models.parts.attention import AttentionConfig
@@ -143,19 +143,7 @@ def merge(
 
 def loader_of(source: str) -> str:
     """Names the class of transformers that loads a base, and with it the model's own class."""
-    return "AutoModelForImageTextToText" if _sees_images(source) else "AutoModelForCausalLM"
-
-
-def layers_in(source: str) -> str:
-    """Names the module that has the layers of a base in what ``loader_of`` loads."""
-    return "model.language_model" if _sees_images(source) else "model"
-
-
-def _sees_images(source: str) -> bool:
-    """True where the text is a part of the published model, beside parts for images."""
-    folder = directory_of(source)
-    name = architecture(read_json(folder / "config.json")) if folder else None
-    return bool(name) and str(name).endswith("ForConditionalGeneration")
+    return "AutoModelForImageTextToText" if sees_images(source) else "AutoModelForCausalLM"
 
 
 def config_json(config: DecoderConfig) -> dict[str, Any]:

@@ -315,7 +315,7 @@ def test_one_rule_says_how_transformers_loads_a_base(name, named, tmp_path):
     loader = "AutoModelForImageTextToText" if images else "AutoModelForCausalLM"
     assert huggingface.loader_of(str(tmp_path)) == loader
     inside = "model.language_model" if images else "model"
-    assert huggingface.layers_in(str(tmp_path)) == inside
+    assert peft.layers_in(str(tmp_path)) == inside
     facts = card.Facts(str(tmp_path), 3, configure(), Blueprint(BUILT_IN), "owner/name")
     card.write(tmp_path, facts, {"solver": ["solver"]}, "owner/name", True, loader)
     text = (tmp_path / "README.md").read_text()
