@@ -47,7 +47,10 @@ Axis = Annotated[int, Field(ge=-1, le=LARGEST)]
 _S = TypeVar("_S")
 _WITH_CRITIC = "algo.has_critic"
 _SAMPLED = "algo.name not imitation"
-CORRECTED = "rollout.lag or algo.correction decoupled or truncated and algo.correction not none"
+CORRECTED = (
+    "rollout.lag or rollout.sampler not engine or algo.correction decoupled or truncated and "
+    "algo.correction not none"
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -284,8 +287,8 @@ class Algo(Update):
     correction: Literal["auto", "none", "decoupled", "truncated"] = "auto"
     """Correction of stale samples. The loss takes ratios to the policy at the start of the
     update, and weighs them by the ratio of that policy to the one that sampled. decoupled:
-    weights above correction_cap count as 0. truncated: they are cut to it. auto: decoupled with
-    a lag, else none."""
+    weights above correction_cap count as 0. truncated: they are cut to it. auto: truncated with
+    another sampler than the engine, decoupled with a lag, else none."""
     correction_cap: Annotated[float, Field(ge=1)] = setting(5.0, needs=CORRECTED)
     """Upper limit of a weight in the correction."""
     correction_floor: Fraction = setting(0.0, needs=CORRECTED)
@@ -347,7 +350,8 @@ class RolloutSettings(Section):
     """Settings of playing; a sampler has more of its own."""
 
     sampler: str = "engine"
-    """Who samples: engine, or your own as package.module:Class."""
+    """Who samples: engine, http (servers of vLLM or SGLang), or your own as
+    package.module:Class."""
     step_seconds: Annotated[float, Field(ge=0.001)] = 600.0
     """Time limit for an answer of the environment or the workflow, in seconds. An episode that
     exceeds it has failed."""

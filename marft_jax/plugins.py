@@ -33,6 +33,7 @@ EXTRAS = {
     "env.reasoning_gym": "marft_jax.extras.gym.environment",
     "env.textarena": "marft_jax.extras.games.textarena",
     "env.verifiers": "marft_jax.extras.verifiers.environment",
+    "sampler.http": "marft_jax.extras.remote.sampler:HttpSampler",
     "tool.mcp": "marft_jax.extras.mcp.source:source",
     "tool.python": "marft_jax.extras.code.tool:source",
     "sandbox.limits": "marft_jax.extras.code.sandbox.guest.filter",

@@ -65,7 +65,7 @@ UNIONS = {
         "rollout.sampler",
         RolloutSettings.sampler,
         samplers.settings_type,
-        lambda: {**samplers.SETTINGS, _CLASS: RolloutSettings},
+        lambda: {**{n: samplers.settings_type(n) for n in samplers.NAMES}, _CLASS: RolloutSettings},
     ),
 }
 

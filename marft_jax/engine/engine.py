@@ -117,6 +117,9 @@ class Engine:
         self._versions[owner] = version
         self._schedule.forget_owner(owner)
 
+    def settle(self) -> None:
+        """Its own adapters sample."""
+
     def release(self) -> None:
         """Frees the cache and the adapters' copy until the next ``load``, and drops unanswered
         requests."""

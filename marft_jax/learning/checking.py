@@ -5,7 +5,7 @@ Nothing here imports JAX, so that errors come at once.
 
 from __future__ import annotations
 
-from marft_jax.config import Algo, Branching, Config
+from marft_jax.config import Algo, Branching, Config, Rollout
 from marft_jax.errors import BadInput
 from marft_jax.learning.normalizers import find_normalizer
 from marft_jax.learning.settings import Distill
@@ -29,7 +29,14 @@ def check_training(config: Config) -> Blueprint:
 
 
 def check_team(config: Config) -> Blueprint:
-    """Reads the team file, and checks that its workflow is found; else raises ``BadInput``."""
+    """Reads the team file, and checks that its workflow is found, and that no device is to play
+    where the engine does not; else raises ``BadInput``."""
+    apart = {"rollout": config.mesh.rollout, "bases": config.mesh.bases}
+    if not isinstance(config.rollout, Rollout) and (given := [n for n, x in apart.items() if x]):
+        raise BadInput(
+            f"--mesh.{given[0]}: devices that play are the engine's, and --rollout.sampler is "
+            f"{config.rollout.sampler}; leave it out"
+        )
     blueprint = load_team(config.team.file)
     find_workflow(config.team.workflow or blueprint.workflow)
     return blueprint

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, NamedTuple
 
 from pydantic import Field
 
-from marft_jax.config import CORRECTED, Algo, Branching, Config, Critic, Lora, Update
+from marft_jax.config import CORRECTED, Algo, Branching, Config, Critic, Lora, Rollout, Update
 from marft_jax.errors import BadInput
 from marft_jax.learning.credit import CREDITS
 from marft_jax.plugins import load_plugin, settings_of
@@ -257,7 +257,8 @@ def resolve(
             rate = _TINY_LR if source == "tiny" else adapter_lr(model, supervised=supervised)
         lr[base] = rate
     if correction == "auto":
-        correction = "decoupled" if lag else "none"
+        ours = isinstance(config.rollout, Rollout)  # its log-probs are those of the learner
+        correction = ("decoupled" if lag else "none") if ours else "truncated"
     critic = config.critic if algo.has_critic else None
     seed, steps = config.run.seed, config.run.steps
     return LearnerSettings(algo, critic, config.lora, seed, lag, lr, correction, steps)

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import jax
 import numpy as np
 
-from marft_jax.errors import BadInput, EpisodesFailed, Stopped, described
+from marft_jax.errors import BadInput, EpisodesFailed, RunFailed, Stopped, described
 from marft_jax.parallel import mesh as mesh_lib
 from marft_jax.parallel.exchange import read_part, write_part
 from marft_jax.parallel.ladder import bucket
@@ -268,7 +268,7 @@ class PlayerOnAll:
         try:
             if high > low:
                 mine = self._player.play(samples[low:high], step)
-        except (Stopped, EpisodesFailed, BadInput) as raised:
+        except (Stopped, RunFailed, BadInput) as raised:
             error = raised
         failure_here = None if error is None else [type(error).__name__, str(error)]
         parts = self._collective(functools.partial(gather, mine, failure_here))
@@ -277,8 +277,8 @@ class PlayerOnAll:
         for process, (_, failure) in enumerate(parts):
             if failure is not None:
                 kind, text = failure
-                error_kind = Stopped if kind == Stopped.__name__ else EpisodesFailed
-                raise error_kind(f"process {process}: {text}")
+                kinds = {each.__name__: each for each in (Stopped, RunFailed)}
+                raise kinds.get(kind, EpisodesFailed)(f"process {process}: {text}")
         played = [part for part, _ in parts]
         return Played(
             [episode for part in played for episode in part.episodes],

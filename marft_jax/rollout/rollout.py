@@ -84,6 +84,7 @@ class Rollout:
             BadInput: too many episodes failed, the first because of a setting or of the user's own
                 class or function; or the sampler cannot do what the environment needs.
             EpisodesFailed: too many episodes failed for another reason.
+            RunFailed: the sampler cannot show which adapters sampled.
             Stopped: ``stop`` returned True.
         """
         calls = Calls(self.threads, self.step_seconds, self.workflow in SIDE_BY_SIDE)
@@ -97,6 +98,8 @@ class Rollout:
             if isinstance(own, Failure)
         ]
         self._check(ended, failed, step)
+        if self.sampler is not None:
+            self.sampler.settle()
         return Played(played, failed, waited_s)
 
     async def _play(self, sample: Sample, step: int, calls: Calls) -> Episode | Failure:

@@ -145,7 +145,8 @@ class Rounds:
             own, asked = self._asked.pop(ticket)
             asked.value = completion
             if completion.reason == "cancelled":
-                asked.failure = Failure("the sampler gave up a request")
+                why = f": {completion.why}" if completion.why else ""
+                asked.failure = Failure(f"the sampler gave up a request{why}")
             if asked in own.waits:  # its episode may have failed since
                 own.go_on(asked)
 

@@ -69,7 +69,7 @@ def open_training(config: Config, *, rehearses: bool = False) -> Iterator[Traini
         learns_from = inputs.inputs_of(config, workflow, blueprint.agents)
         inputs.check_unchanged(run_dir, learns_from)
         models = enter(open_models(config, blueprint))
-        sampler = enter(open_sampler(models))
+        sampler = enter(open_sampler(models, folder=folder))
         learner = make_learner(models, open_teaching(models))
         events = folder / "transcripts" / "guard.jsonl"
         guard = Guard(models.config.guard, models.team.names, events)

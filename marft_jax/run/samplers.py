@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import jax
 from jax.sharding import Mesh
@@ -16,43 +17,46 @@ from marft_jax.models import lora
 from marft_jax.models.weights.load import BaseModel, copy_base
 from marft_jax.parallel import mesh as mesh_lib
 from marft_jax.parallel import processes
+from marft_jax.run.adapter_tools import adapter_tools
 from marft_jax.run.models import Devices, TeamModels
 from marft_jax.sampling.bases import SamplerOfBases
 from marft_jax.sampling.constraints import forms_of
 from marft_jax.sampling.protocol import Sampler
 from marft_jax.sampling.settings import SampledBase, SamplerSetup, make_sampler
-from marft_jax.team.prompts import Team
 from marft_jax.types import MAIN
 
 
 @contextlib.contextmanager
-def open_sampler(models: TeamModels, at_once: int | None = None) -> Iterator[Sampler]:
+def open_sampler(
+    models: TeamModels, at_once: int | None = None, folder: Path | None = None
+) -> Iterator[Sampler]:
     """Opens the sampler: an engine for each base, or that of a user's own. When it is closed, it is
     released.
 
     Args:
         at_once: the most turns that are sampled together; more slots would stay idle. By default
             the episodes of a training step, with the branches of their turns.
+        folder: the run directory, where the team trains.
 
     Raises:
         BadInput: the devices that play cannot be shared, or a user's sampler cannot be made.
     """
-    sampler = _make(models, at_once)
+    sampler = _make(models, at_once, folder)
     try:
         yield sampler
     finally:
         sampler.release()
 
 
-def _make(models: TeamModels, at_once: int | None) -> Sampler:
+def _make(models: TeamModels, at_once: int | None, folder: Path | None) -> Sampler:
     config, devices = models.config, models.devices
-    sampled = {name: _sampled(name, base, models.team) for name, base in models.bases.items()}
-    setup = SamplerSetup(config.rollout, sampled, config.run.seed, config.lora.alpha)
+    sampled = {name: _sampled(name, base, models) for name, base in models.bases.items()}
+    setup = SamplerSetup(config.rollout, sampled, config.run.seed, config.lora.alpha, folder)
+    if not isinstance(config.rollout, Rollout):
+        return make_sampler(setup)
     at_once = at_once or config.algo.episodes * max(1, config.algo.part(Branching).branches)
     playing = mesh_lib.local_mesh(devices.playing)
     shares = mesh_lib.parts(playing, config.mesh.bases, len(models.bases))
-    if not isinstance(config.rollout, Rollout):
-        return make_sampler(setup)
     slots = min(config.rollout.slots, processes.share(at_once, jax.process_count()))
     settings = dataclasses.replace(config.rollout, slots=slots)
     engines = {
@@ -91,17 +95,19 @@ def engine_on(
     return engine
 
 
-def _sampled(name: str, base: BaseModel, team: Team) -> SampledBase:
+def _sampled(name: str, base: BaseModel, models: TeamModels) -> SampledBase:
     """What a sampler has to know of a base and of the agents on it."""
+    team = models.team
     members = [i for i, own in enumerate(team.bases) if own == name]
-    first = [min(i for i in members if team.owners[i] == n) for n in range(team.adapters[name])]
     return SampledBase(
         source=base.source,
-        adapters=tuple(team.names[i] for i in first),
+        adapters=team.adapter_names[name],
         eos_ids=tuple(base.tokenizer.eos_ids),
         decode=base.tokenizer.decode,
         context=max(team.contexts[i] for i in members),
         longest=max(team.sampling[i].max_new_tokens for i in members),
+        vocabulary=base.config.vocab_size,
+        tools=adapter_tools(models, name),
     )
 
 

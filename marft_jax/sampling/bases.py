@@ -42,6 +42,7 @@ class SamplerOfBases:
             repeats=all(able.repeats for able in each),
             masks_choices=all(able.masks_choices for able in each),
             policy_logprobs=all(able.policy_logprobs for able in each),
+            any_temperature=all(able.any_temperature for able in each),
             loads_while_busy=all(able.loads_while_busy for able in each),
             streams=all(able.streams for able in each),
         )
@@ -81,6 +82,10 @@ class SamplerOfBases:
             for n, sampler in enumerate(self._each)
             for own, completion in sampler.step()
         ]
+
+    def settle(self) -> None:
+        for sampler in self._each:
+            sampler.settle()
 
     def release(self) -> None:
         for sampler in self._each:

@@ -97,16 +97,30 @@ class Batcher:
     def _run(self) -> None:
         try:
             while self._wait():
-                self._admit()
-                self._step()
+                try:
+                    self._admit()
+                    self._step()
+                except RunFailed as error:  # the sampler can go on
+                    self._fail(error)
         except BaseException as error:  # whoever waits must hear of it
             with self._changed:
                 self._failure = error
-                left = [asked.future for asked in (*self._asked.values(), *self._incoming)]
-                left += [future for _, future in self._between]
-            for future in [*left, *(self._next[2] if self._next else ())]:
-                if future.set_running_or_notify_cancel():
-                    future.set_exception(RunFailed(f"the sampler has failed: {described(error)}"))
+            self._fail(error)
+
+    def _fail(self, error: BaseException) -> None:
+        """Fails all that is waited for."""
+        for ticket in self._asked:
+            if isinstance(error, RunFailed):
+                self.sampler.cancel(ticket)
+        with self._changed:
+            left = [own.future for own in (*self._asked.values(), *self._incoming)]
+            left += [future for _, future in self._between]
+            left += self._next[2] if self._next else []
+            self._asked, self._next, self._between = {}, None, deque()
+            self._incoming.clear()
+        for future in left:
+            if future.set_running_or_notify_cancel():
+                future.set_exception(RunFailed(f"the sampler has failed: {described(error)}"))
 
     def _wait(self) -> bool:
         """Waits for work; false when there will be none."""
@@ -207,6 +221,9 @@ class Share:
 
     def start(self) -> None:
         """The batcher's thread samples by itself."""
+
+    def settle(self) -> None:
+        """Others may still be sampling."""
 
     def release(self) -> None:
         """Cancels unanswered requests, from any thread."""

@@ -7,6 +7,7 @@ The player submits requests and calls ``step`` until all are answered:
     while sampler.busy:
         for ticket, completion in sampler.step():
             ...
+    sampler.settle()
     sampler.release()
 """
 
@@ -71,6 +72,7 @@ class Completion(NamedTuple):
         filtered_mass: probability that choices, top-k, top-p and min-p left to draw from, the mean
             over the tokens; None from a sampler that does not report it.
         version: the version of the adapters that sampled it, as given to ``Sampler.load``.
+        why: of a cancelled one: why the sampler gave it up.
     """
 
     ids: np.ndarray
@@ -78,6 +80,7 @@ class Completion(NamedTuple):
     reason: Literal["end", "stop", "length", "cancelled"]
     filtered_mass: float | None = None
     version: str = ""
+    why: str = ""
 
 
 class Capabilities(NamedTuple):
@@ -91,6 +94,8 @@ class Capabilities(NamedTuple):
         masks_choices: it draws only among ``Request.choices``, and what ``Request.form`` accepts.
         policy_logprobs: log-probs are of the policy. False: they are of what filters left to draw
             from, and requests with these are refused.
+        any_temperature: log-probs are at the sampling temperature. False: they are at 1, and
+            requests with another one are refused.
         loads_while_busy: ``load`` may come while requests are unanswered; these keep their version.
         streams: ``Sampler.partial`` holds the tokens of unfinished requests.
     """
@@ -101,6 +106,7 @@ class Capabilities(NamedTuple):
     repeats: bool = True
     masks_choices: bool = True
     policy_logprobs: bool = True
+    any_temperature: bool = True
     loads_while_busy: bool = False
     streams: bool = True
 
@@ -120,13 +126,18 @@ class Capabilities(NamedTuple):
                 "the request has a filter (top_k, top_p, min_p), and this sampler's log-probs are "
                 "of what filters leave"
             )
+        if not self.any_temperature and s.temperature not in (0, 1):
+            return (
+                f"the request has temperature {s.temperature:g}, and this sampler's log-probs are "
+                "at temperature 1"
+            )
         return ""
 
 
 class Sampler(Protocol):
     """Answers requests. ``Engine`` is ours, for one base; ``SamplerOfBases`` puts several samplers
     together; scripts of tests are others. A class that extends this one needs no ``partial``,
-    ``start`` and ``stats``."""
+    ``start``, ``settle`` and ``stats``."""
 
     @property
     def capabilities(self) -> Capabilities: ...
@@ -166,6 +177,15 @@ class Sampler(Protocol):
         """Samples for a while; returns what is finished, with the tickets. It returns at once where
         no request is unanswered."""
         ...
+
+    def settle(self) -> None:
+        """Shows that the adapters that it was given sampled what it returned since the last call.
+        It is called after each play, before anybody learns; a sampler on our own devices has
+        nothing to show.
+
+        Raises:
+            RunFailed: it cannot show that.
+        """
 
     def release(self) -> None:
         """Drops unanswered requests, and frees memory until the next ``load``."""

@@ -2,17 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import NamedTuple, cast
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple, TypeAlias, cast
+
+import numpy as np
 
 from marft_jax.config import Rollout, RolloutSettings
 from marft_jax.errors import BadInput, described, place
-from marft_jax.plugins import load_plugin, settings_of, shown
+from marft_jax.plugins import extras_of, load_extra, load_plugin, settings_of, shown
 from marft_jax.sampling.protocol import Sampler
 
-SETTINGS: dict[str, type[RolloutSettings]] = {"engine": Rollout}
-"""Name to settings of the built-in samplers."""
-_METHODS = ("load", "submit", "cancel", "step", "release", "busy", "capabilities")
+NAMES = ("engine", *extras_of("sampler"))
+"""The samplers that have a name: our engine, and those of extras."""
+_METHODS = ("load", "submit", "cancel", "step", "settle", "release", "busy", "capabilities")
+
+Matrices: TypeAlias = "Mapping[str, Mapping[str, np.ndarray]]"
+"""LoRA matrices by name, ``{"q": {"a", "b"}, ...}``: with an axis for the adapters of a base in
+front, see ``models.lora.Adapters``, or of one adapter."""
+
+
+Scored = tuple[np.ndarray, np.ndarray, int, float]
+"""An action to score: the ids of prompt and action; the place of its adapter among all that are
+given, -1 for the base without an adapter; the temperature, of which 0 counts as 1."""
+
+
+class AdapterTools(NamedTuple):
+    """What a sampler elsewhere needs of the adapters of a base, on this process's own devices.
+
+    Attributes:
+        draw: makes new adapters, which change nothing.
+        write: writes one adapter as a folder of peft; raises ``BadInput`` where peft cannot.
+        score: log-probs of actions, each under one of several stacks of adapters, one after
+            another.
+    """
+
+    draw: Callable[[], Matrices]
+    write: Callable[[Path, Matrices], None]
+    score: Callable[[Sequence[Matrices], Sequence[Scored]], list[np.ndarray]]
 
 
 class SampledBase(NamedTuple):
@@ -20,11 +47,13 @@ class SampledBase(NamedTuple):
 
     Attributes:
         source: the model, as ``--model.base`` or the team file names it.
-        adapters: for each adapter, its agent; in mode shared the first of its agents.
+        adapters: name of each adapter: its only agent's, its group's, or ``team``.
         eos_ids: tokens that end an action.
         decode: turns ids into text, in which stop texts are searched.
         context: longest prompt and action together, in tokens.
         longest: longest action, in tokens.
+        vocabulary: number of token ids.
+        tools: writes, draws and scores adapters.
     """
 
     source: str
@@ -33,6 +62,8 @@ class SampledBase(NamedTuple):
     decode: Callable[[list[int]], str]
     context: int
     longest: int
+    vocabulary: int
+    tools: AdapterTools
 
 
 class SamplerSetup(NamedTuple):
@@ -43,12 +74,14 @@ class SamplerSetup(NamedTuple):
         bases: by their names.
         seed: ``run.seed``.
         alpha: an adapter's product is multiplied by alpha / rank.
+        folder: the run directory; None where there is none.
     """
 
     settings: RolloutSettings
     bases: Mapping[str, SampledBase]
     seed: int
     alpha: float
+    folder: Path | None = None
 
 
 def settings_type(name: str) -> type[RolloutSettings]:
@@ -58,8 +91,8 @@ def settings_type(name: str) -> type[RolloutSettings]:
     Raises:
         BadInput: there is no such sampler.
     """
-    if name in SETTINGS:
-        return SETTINGS[name]
+    if name == RolloutSettings.sampler:
+        return Rollout
     return settings_of(_find(name), f"--rollout.sampler {name}", RolloutSettings, RolloutSettings)
 
 
@@ -70,6 +103,8 @@ def make_sampler(setup: SamplerSetup) -> Sampler:
         BadInput: the class raised, or what it made lacks a method of ``Sampler``.
     """
     name = setup.settings.sampler
+    if name in NAMES:
+        return _find(name)(setup)
     try:
         made = _find(name)(setup)
     except (Exception, SystemExit) as error:
@@ -83,7 +118,9 @@ def make_sampler(setup: SamplerSetup) -> Sampler:
 
 
 def _find(name: str) -> Callable[[SamplerSetup], Sampler]:
-    found = load_plugin(name, "--rollout.sampler", SETTINGS, "Class")
+    if name in NAMES:
+        return load_extra(f"sampler.{name}")
+    found = load_plugin(name, "--rollout.sampler", NAMES, "Class")
     if not callable(found):
         raise BadInput(f"--rollout.sampler {name}: expected a class, got {shown(found)}")
     return cast(Callable[[SamplerSetup], Sampler], found)

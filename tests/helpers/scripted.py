@@ -33,6 +33,9 @@ class Scripted:
     def start(self):
         pass
 
+    def settle(self):
+        pass
+
     def release(self):
         self._waiting = []
 

@@ -1,0 +1,1 @@
+"""Sampling on servers of vLLM and SGLang, with proof of which adapters sampled."""

@@ -1,0 +1,57 @@
+"""Adapters as folders of peft, where servers find them."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shutil
+import tempfile
+from pathlib import Path
+
+from marft_jax.errors import BadInput, reason
+from marft_jax.sampling.settings import Matrices, SampledBase
+
+
+class Folders:
+    """Folders of adapters, one each, with names that never come again.
+
+    Args:
+        place: ``HERE`` or ``HERE=THERE`` of ``rollout.sampler_folder``.
+        run: the run directory; None: a temporary folder is used.
+
+    Raises:
+        BadInput: the folder cannot be written.
+    """
+
+    def __init__(self, place: str | None, run: Path | None) -> None:
+        here, _, there = (place or "").partition("=")
+        temporary = tempfile.mkdtemp(prefix="marft-adapters-") if not here and run is None else ""
+        own = Path(here or temporary or f"{run}/adapters").expanduser().absolute()
+        if not here:  # nobody else writes there: what is left is of a run that was killed
+            shutil.rmtree(own, ignore_errors=True)
+        try:
+            own.mkdir(parents=True, exist_ok=True)
+            tempfile.TemporaryFile(dir=own).close()
+        except OSError as error:
+            wanted = f"--rollout.sampler_folder {own}: expected a folder that can be written"
+            raise BadInput(f"{wanted} ({reason(error)})") from error
+        self._here, self._there = own, there.rstrip("/") or str(own)
+        self._salt, self._written = os.urandom(8), 0
+
+    def write(self, label: str, base: SampledBase, matrices: Matrices) -> tuple[str, str]:
+        """Writes an adapter; returns its name, and the folder in which servers find it."""
+        draft = self._here / f".draft-{os.getpid()}"
+        base.tools.write(draft, matrices)
+        self._written += 1
+        digest = hashlib.sha256(self._salt + self._written.to_bytes(8, "big"))
+        for file in sorted(draft.iterdir()):
+            digest.update(file.read_bytes())
+            file.chmod(0o644)  # safetensors keeps its own to their owner
+        name = f"{re.sub(r'[^A-Za-z0-9_.-]', '_', label)}-{digest.hexdigest()[:12]}"
+        draft.rename(self._here / name)
+        return name, f"{self._there}/{name}"
+
+    def delete(self, name: str) -> None:
+        """Deletes the folder of an adapter."""
+        shutil.rmtree(self._here / name, ignore_errors=True)

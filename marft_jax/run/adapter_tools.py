@@ -1,0 +1,61 @@
+"""What a sampler elsewhere is given: how to draw, write and score the adapters of a base."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import jax
+import numpy as np
+
+from marft_jax.errors import BadInput
+from marft_jax.interop import peft
+from marft_jax.learning import policy
+from marft_jax.learning.data import Datum
+from marft_jax.learning.state import PolicyState
+from marft_jax.models import lora
+from marft_jax.parallel import mesh as mesh_lib
+from marft_jax.run.models import TeamModels
+from marft_jax.sampling.settings import AdapterTools, Matrices, Scored
+
+
+def adapter_tools(models: TeamModels, name: str) -> AdapterTools:
+    """Makes the tools of a base of the team."""
+    config, base, count = models.config.lora, models.bases[name], models.team.adapters[name]
+    mesh = mesh_lib.local_mesh(models.devices.learning)
+
+    def draw() -> Matrices:
+        how = {"adapters": range(count), "rank": config.rank, "targets": config.targets}
+        return jax.device_get(lora.init(jax.random.key(0), base.config, **how))
+
+    def write(folder: Path, matrices: Matrices) -> None:
+        if unnamed := peft.unnamed(base.config.files, config.targets):
+            raise BadInput(
+                f"--lora.targets: the checkpoint of {base.source} has other matrices than "
+                f"{', '.join(unnamed)}, so that an adapter of peft cannot name them; use "
+                "--rollout.sampler engine, or other targets"
+            )
+        shape = base.config.layers_with, dict(base.config.spelling)
+        inside = peft.layers_in(base.source)
+        peft.write(folder, matrices, config.alpha, base.source, inside, *shape)
+
+    def score(stacks: Sequence[Matrices], actions: Sequence[Scored]) -> list[np.ndarray]:
+        none = jax.tree.map(lambda x: np.zeros_like(x[:1]), stacks[0])
+        whole = jax.tree.map(lambda *x: np.concatenate(x), *stacks, none)
+        n, rank = lora.shape_of(whole)
+        state = PolicyState(mesh_lib.put(whole, mesh_lib.replicated(mesh)), ())
+        on = base._replace(params=mesh_lib.localize(base.params, mesh))
+        own = policy.Policy(on, mesh, state, np.full(n, rank), np.full(n, config.alpha))
+        data = [
+            Datum.of(
+                adapter % n,
+                ids=np.concatenate([prompt, action[:-1]]),
+                positions=np.arange(len(action)) + len(prompt) - 1,
+                targets=action,
+                temperature=temperature or 1.0,
+            )
+            for prompt, action, adapter, temperature in actions
+        ]
+        return policy.forward(own, data)
+
+    return AdapterTools(draw, write, score)
