@@ -141,7 +141,7 @@ def test_a_sampler_that_kept_older_adapters_is_noticed_in_the_step_in_which_it_d
     ("flags", "said"),
     [
         (["--rollout.sampler", "table:Missing"], "has no 'Missing'"),
-        (["--rollout.sampler", "engin"], "expected engine, http or package.module:Class, got 'engin'"),
+        (["--rollout.sampler", "engin"], "engine, http or package.module:Class, got 'engin'"),
         (["--rollout.sampler", "table:TABLE"], "expected a class, got {'planner'"),
         (["--rollout.sampler", "builtins:repr"], "expected the methods of"),
         (["--rollout.sampler", "json:loads"], "TypeError: the JSON object must be str"),
