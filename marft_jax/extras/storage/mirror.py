@@ -101,12 +101,12 @@ class Mirror(Place):
             if not growing:  # an object that vanished is written again
                 self._sizes = self._try(self._list)
             for name, state in sorted(self._files(), key=lambda file: bool(_STEP.match(file[0]))):
-                is_due = self._seen.get(name) != state or name not in self._sizes
                 step = _STEP.match(name)
-                if is_due and (_STEP.sub("", name) == MANIFEST if step else True):
-                    if growing and (step or not name.endswith(_GROWING)):
-                        continue
-                    with contextlib.suppress(FileNotFoundError):  # it is here no more
+                whole = step and not growing and _STEP.sub("", name) == MANIFEST
+                other = not step and (not growing or name.endswith(_GROWING))
+                is_due = self._seen.get(name) != state or name not in self._sizes
+                if is_due and (whole or other):
+                    with contextlib.suppress(FileNotFoundError):  # it is not here, or no more
                         self._send_checkpoint(step[0]) if step else self._send(name)
                         self._seen[name] = state
 
@@ -241,11 +241,14 @@ class Mirror(Place):
 
     def _send_checkpoint(self, prefix: str) -> None:
         """Writes a checkpoint, in place of another one of the same step."""
-        self._delete(n for n in self._sizes if n.startswith(prefix))
-        for name in foreign.loads((self.path / prefix / MANIFEST).read_text("utf-8")):
-            self._put(prefix + name, (self.path / prefix / name).read_bytes())
-        self._check_owner()
-        self._put(prefix + MANIFEST, (self.path / prefix / MANIFEST).read_bytes())
+        folder = self.path / prefix
+        names = [*foreign.loads((folder / MANIFEST).read_text("utf-8")), MANIFEST]
+        files = {name: (folder / name).read_bytes() for name in names}
+        self._delete(name for name in self._sizes if name.startswith(prefix))
+        for name, data in files.items():
+            if name == MANIFEST:
+                self._check_owner()
+            self._put(prefix + name, data)
 
     def _put(self, name: str, data: bytes) -> None:
         """Writes an object, and looks whether it is there."""

@@ -296,6 +296,18 @@ def test_an_object_that_vanished_is_written_again(elsewhere):
     assert newest(reader()) == 4
 
 
+def test_a_checkpoint_of_which_only_its_manifest_is_here_is_not_replaced(elsewhere):
+    train(owner(), 4)
+    elsewhere()
+    with (place := owner()).own():
+        manifest = Bucket.store.pop("/b/runs/one/checkpoints/2/manifest.json")
+        before = names(RUN)
+        save(place, 6, keep=9)
+        assert {*before} < {*names(RUN)}
+        Bucket.store["/b/runs/one/checkpoints/2/manifest.json"] = manifest
+    assert newest(reader()) == 6
+
+
 def test_nothing_is_deleted_in_the_bucket_because_it_is_missing_here(elsewhere):
     with (place := owner()).own():
         jsonlines.write(place.path / "config.yaml", ["run: {}"])

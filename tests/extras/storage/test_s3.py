@@ -66,6 +66,7 @@ def reader():
     return place.path
 
 
+@pytest.mark.slow
 def test_a_team_is_trained_there_and_continued_played_and_exported_elsewhere(
     server, home, tmp_path, monkeypatch, capsys
 ):
