@@ -120,9 +120,6 @@ class Mirror(Place):
             self._lock = Lock(lambda: self._fs, self._at("lock"), self.path, self._address)
         with self._lock.renewed():
             self._sizes = self._try(self._list)
-            for file in self.path.iterdir():
-                if file.name not in ("lock", "owner", "checkpoints"):
-                    shutil.rmtree(file) if file.is_dir() else file.unlink()
             self._delete(name for name in self._sizes if not self._is_whole(name))
             self._bring("*", all=not any(n.endswith(f"/{MANIFEST}") for n in self._sizes))
             self._scope = ""

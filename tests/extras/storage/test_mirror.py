@@ -13,8 +13,10 @@ from pathlib import Path
 import buckets
 import pytest
 from buckets import Bucket, Died, fault, metrics, names, newest, save, train
+from fsspec.implementations.memory import MemoryFileSystem
 
 from marft_jax.errors import BadInput, RunFailed
+from marft_jax.extras.report import serving
 from marft_jax.extras.storage import lock, mirror
 from marft_jax.extras.storage.mirror import Mirror
 from marft_jax.formats import jsonlines
@@ -176,6 +178,18 @@ def _die(kind, path, write):
     raise Died if threading.current_thread() is threading.main_thread() else OSError
 
 
+def test_a_lock_that_another_process_makes_in_the_same_moment_is_not_overwritten():
+    rival = json.dumps({"owner": "process 1 on another machine", "token": "rival"}).encode()
+
+    def first(kind, path, write):
+        if path.endswith("lock/1") and path not in Bucket.store:
+            MemoryFileSystem.pipe_file(Bucket(), path, rival)
+        write()
+
+    with fault(first), owner().own():
+        assert "/b/runs/one/lock/2" in Bucket.store  # once nobody renewed the first one
+
+
 def test_a_process_that_slept_while_another_one_took_the_run_writes_nothing_more(
     elsewhere, monkeypatch
 ):
@@ -330,8 +344,13 @@ def test_the_bucket_decides_and_not_what_a_machine_had_before(elsewhere, monkeyp
     assert train(owner(), 6) == 4
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
     assert (place.path / "checkpoints" / "40").is_dir()
+    for name in ("transcripts/5.jsonl", "transcripts/99.jsonl", "wandb/old", "config.yaml"):
+        jsonlines.write(place.path / name, ["stale"])
+    before = buckets.content(RUN, "transcripts/5.jsonl")
     assert train(owner(), 8) == 6
     assert metrics(reader()) == [*range(1, 9)]
+    assert buckets.content(RUN, "transcripts/5.jsonl") == before
+    assert not {"transcripts/99.jsonl", "wandb/old"} & {*names(RUN)}
 
 
 def test_a_checkpoint_without_its_manifest_is_not_there_and_its_rest_is_removed(elsewhere):
@@ -390,6 +409,17 @@ def test_who_reads_changes_nothing_and_keeps_what_it_adds(elsewhere):
     with place.keeping("evaluations"):
         jsonlines.append(place.path / "evaluations" / "a.jsonl", ["{}"])
     assert buckets.content(RUN, "evaluations/a.jsonl") == b"{}\n{}\n"
+
+
+def test_a_page_that_follows_a_run_looks_there_again(elsewhere, monkeypatch):
+    train(owner(), 2)
+    elsewhere()
+    monkeypatch.setattr(serving, "_FETCH_S", 0.0)
+    followed = serving._Followed([Mirror(RUN, trains=False)])
+    before = followed.state()["words"]
+    elsewhere()
+    train(owner(), 4)
+    assert ("step 2" in before, "step 4" in followed.state()["words"]) == (True, True), before
 
 
 def test_a_slow_bucket_does_not_hold_up_the_lock(elsewhere, monkeypatch):
