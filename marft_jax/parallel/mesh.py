@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
+from jax.experimental.layout import Format, Layout
 from jax.sharding import AbstractMesh, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 AXES = ("data", "fsdp", "tensor")
 _ROW_AXES = ("data", "fsdp")
 ROWS = P(_ROW_AXES)
+_LANES = 128  # of a TPU's tile
 PLACES = "places"  # names a vmap over the places along ``data``
 
 LOGICAL_AXES: Mapping[str | None, str | tuple[str, ...] | None] = {
@@ -304,6 +306,29 @@ def base_sharding(mesh: Mesh, axes: Sequence[str | None], shape: Sequence[int]) 
     return NamedSharding(mesh, P(*fitted))
 
 
+def base_format(mesh: Mesh, axes: Sequence[str | None], shape: Sequence[int]) -> Any:
+    """``base_sharding``, with the order in memory where it matters.
+
+    A TPU turns the last two axes of an array round where that fills its tiles better, and each
+    program that picks experts from a stack would turn all of the stack back. Scales, whose last
+    axis is short, stay turned.
+    """
+    where = base_sharding(mesh, axes, shape)
+    on_tpu, picked = mesh.devices.flat[0].platform == "tpu", "expert" in axes
+    if not on_tpu or not picked or shape[-1] < _LANES:
+        return where
+    return Format(Layout(tuple(range(len(shape)))), where)
+
+
+def in_order(axes: Sequence[str | None], array: Any) -> Any:
+    """A placed tensor of the base, in the order of ``base_format``."""
+    where = getattr(array, "sharding", None)
+    if not isinstance(where, NamedSharding) or not isinstance(where.mesh, Mesh):
+        return array
+    form = base_format(where.mesh, axes, array.shape)
+    return array if form == where else jax.jit(lambda x: x, out_shardings=form)(array)
+
+
 def places(mesh: Mesh | AbstractMesh, axes: str | Sequence[str]) -> int:
     """Returns the number of parts of what is split over one axis or several."""
     return math.prod(mesh.shape[axis] for axis in ([axes] if isinstance(axes, str) else axes))
@@ -313,6 +338,6 @@ def placer(mesh: Mesh) -> Callable[[Sequence[str | None], Any], jax.Array]:
     """Returns a function that places a tensor of the base, with its logical axes, on the mesh."""
 
     def place(axes: Sequence[str | None], array: Any) -> jax.Array:
-        return put(array, base_sharding(mesh, axes, array.shape))
+        return in_order(axes, put(array, base_sharding(mesh, axes, array.shape)))
 
     return place

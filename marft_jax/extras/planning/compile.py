@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import Mesh
 
 from marft_jax.config import Algo, Config, Rollout
 from marft_jax.engine import compiled as engine
@@ -188,8 +188,8 @@ def compiled(run: PlannedRun, log: Callable[[str], None]) -> dict[str, Compiled]
     return found
 
 
-def placed(tree: Any, sharding: NamedSharding) -> Any:
-    """Gives all shapes of a tree one sharding."""
+def placed(tree: Any, sharding: Any) -> Any:
+    """Gives all shapes of a tree one sharding, or one with an order in memory."""
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), tree)
 
 
@@ -216,7 +216,7 @@ def _base(config: Config, model: DecoderConfig, mesh: Mesh) -> tuple[DecoderConf
 
     def place(_: Any, leaf: Any) -> Any:
         def at(x: Any) -> Any:
-            return placed(x, mesh_lib.base_sharding(mesh, leaf.axes, x.shape))
+            return placed(x, mesh_lib.base_format(mesh, leaf.axes, x.shape))
 
         return jax.tree.map(at, leaf)
 

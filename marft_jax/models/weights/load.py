@@ -227,7 +227,13 @@ def fill(
         arrays[keys] = placed
         done += width * math.prod(parameter.shape)
         report(done, total)
-    return nnx.from_flat_state({keys: leaf.replace(arrays[keys]) for keys, leaf in flat.items()})
+    in_order = {
+        keys: leaf.replace(
+            jax.tree.map(functools.partial(mesh_lib.in_order, leaf.axes), arrays.pop(keys))
+        )
+        for keys, leaf in flat.items()
+    }
+    return nnx.from_flat_state(in_order)
 
 
 def _in_final_type(abstract: Any, array: Any) -> Any:
