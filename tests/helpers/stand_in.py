@@ -73,6 +73,7 @@ class JsonServer(ThreadingHTTPServer):
         return self
 
     def __exit__(self, *error):
+        self.answer = lambda route, body: None  # open connections end, too
         self.shutdown()
         self.server_close()
 

@@ -20,7 +20,7 @@ from marft_jax.sampling import Completion
 from marft_jax.sampling.settings import Matrices, SampledBase
 from marft_jax.types import Sampling
 
-_ACTIONS, _TOKENS, _BEGIN = 16, 32, 4
+_ACTIONS, _TOKENS, _BEGIN = 16, 32, 32
 _FITS = 0.1  # difference of log-probs from which they are of something else
 _MATTERS = 0.3  # difference that the adapter of the measurement makes
 _ROUNDING = 5e-4  # precision with an adapter, at least; a matrix that is left out does more

@@ -11,9 +11,9 @@ noise. Two things must hold of what an agent sampled:
 
 - no other version is nearer than the claimed one, where the two can be told apart: where
   Σ (claimed − other)² ≥ 12², so that noise hardly ever makes the other one the nearer;
-- the root mean square difference to the claimed version is at most 3 (1 + 4 / √tokens), in all
-  actions together and in each of them. Behind a stale cache what is sampled is a mixture, which can
-  be nearest to the claimed version and is far from all.
+- the root mean square difference to the claimed version is at most 4 (1 + 4 / √tokens) in all
+  actions together, and 10 (1 + 4 / √tokens) in each of them. Behind a stale cache what is sampled
+  is a mixture, which can be nearest to the claimed version and is far from all.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import NamedTuple
 import numpy as np
 
 _APART = 12.0  # distance of two versions from which they can be told apart
-_WITHIN = 3.0  # root mean square distance to the claimed version, at most
+_WITHIN, _OF_ACTION = 4.0, 10.0  # root mean square distance to the claimed version, at most
 _SAME = 1e-6  # versions with smaller differences are one function: adapters that change nothing
 _ROUNDING = 3e-6  # ρ
 
@@ -67,10 +67,10 @@ def precision(sampled: Logprobs, scored: Logprobs) -> float:
     return max(gap(sampled, scored) / max(spread, 1e-3), LEAST_PRECISION)
 
 
-def misfit(sampled: Logprobs, scored: Logprobs, precision: float) -> float:
+def misfit(sampled: Logprobs, scored: Logprobs, precision: float, within: float = _WITHIN) -> float:
     """Distance of log-probs over the largest that noise explains."""
     known, own = (np.concatenate([*x]) for x in (sampled, scored))
-    return rms((known - own) / _noise(own, precision)) / (_WITHIN * (1 + 4 / len(own) ** 0.5))
+    return rms((known - own) / _noise(own, precision)) / (within * (1 + 4 / len(own) ** 0.5))
 
 
 def _noise(scored: np.ndarray, precision: float) -> np.ndarray:
@@ -88,8 +88,9 @@ def judge(
         others: those of other versions, of the first actions; the names are for messages.
         precision: σ of the server.
     """
-    each = [misfit([x], [y], precision) for x, y in zip(sampled, claimed, strict=True)]
-    worst = max(misfit(sampled, claimed, precision), *each)
+    parts = zip(sampled, claimed, strict=True)
+    worst = max(misfit([x], [y], precision, _OF_ACTION) for x, y in parts)
+    worst = max(misfit(sampled, claimed, precision), worst)
     nearest, unproven, nearer = np.inf, 0, ""
     for name, scored in others.items():
         known, own = (np.concatenate(x[: len(scored)]) for x in (sampled, claimed))

@@ -194,10 +194,10 @@ class HttpSampler(Sampler):
         name, _ = self._given.places.get(of_agent, ("", ""))
         digest = hashlib.sha256(repr((self._seed, request.key)).encode()).digest()
         seed, prompt = int.from_bytes(digest[:6], "big"), request.prompt.tolist()
-        why, again = "", set[Server]()
+        why, again, server = "", set[Server](), None
         async with self._room:
             for wait_seconds in (*_WAITS, None):
-                server = self._choose(request)
+                server = self._choose(request, server)
                 how = prompt, request.sampling, seed, base.eos_ids
                 try:
                     found = await server.ask(Ask(name or server.model, bool(name), *how), base)
@@ -218,11 +218,12 @@ class HttpSampler(Sampler):
         why = f"{self._agent(*of_agent)}: {why}"
         return _Sampled(request, Completion(*none, "cancelled", why=why), None)
 
-    def _choose(self, request: Request) -> Server:
+    def _choose(self, request: Request, last: Server | None) -> Server:
         """Chooses the server that has the prefixes of agent and task, unless it is much busier
-        than another one."""
+        than another one, or was the ``last`` that was asked."""
         own = [server for server in self.servers if server.base == request.base]
         there = [server for server in own if not server.down] or own
+        there = [server for server in there if server is not last] or there
         stream, _, task, *_ = request.key
         usual = there[hash((request.owner, int(stream), task)) % len(there)]
         least = min(there, key=lambda server: server.busy)
