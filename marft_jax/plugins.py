@@ -59,8 +59,9 @@ EXTRAS = {
     "command.serve": "marft_jax.extras.gateway.command:main",
 }
 """Where the extras are: a module, or what it defines. ``env.NAME`` is the environment NAME,
-``model.SUFFIX`` opens base models in files of that kind, and ``tool.NAME`` makes the tools of NAME
-from their options and the place of these, for messages."""
+``model.SUFFIX`` opens base models in files of that kind, ``sampler.NAME`` is the class of the
+sampler NAME, and ``tool.NAME`` makes the tools of NAME from their options and the place of these,
+for messages."""
 _MOST_PARTS = 100_000  # of an info
 
 

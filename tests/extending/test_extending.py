@@ -119,13 +119,16 @@ def train_with(sampler, run, capsys):
 
 
 def test_the_sampler_trains_the_quickstart_and_is_asked_for_no_more_than_it_has(tmp_path, capsys):
-    assert train_with("Table", tmp_path, capsys)[0] == 0
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("marft_jax.run.samplers.Engine", None)  # nobody plays on it
+        assert train_with("Table", tmp_path, capsys)[0] == 0
     rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert [row["step"] for row in rows] == [1, 2]
     assert rows[0]["agent/solver/grad_norm"] > 0 and rows[0]["agent/solver/approx_kl"] != 0
     assert "agent/solver/kept" not in rows[0] and "tokens/action" in rows[0]
     log = (tmp_path / "log.txt").read_text()
     assert "the sampler does not repeat" in log
+    assert "--algo.correction truncated" in log and rows[0]["agent/solver/correction_weight"] > 0
 
 
 def test_a_sampler_that_kept_older_adapters_is_noticed_in_the_step_in_which_it_did(

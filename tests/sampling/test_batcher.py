@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scripted import Scripted
 
-from marft_jax.errors import BadInput
+from marft_jax.errors import BadInput, RunFailed
 from marft_jax.sampling.batcher import Batcher
 from marft_jax.sampling.protocol import Request
 from marft_jax.types import Sampling
@@ -44,3 +44,24 @@ def test_a_request_that_the_sampler_cannot_serve_is_refused_in_one_line():
         with pytest.raises(BadInput, match="cannot restrict what it draws; use engine"):
             batcher.submit(asked(form="a schema"))
         assert batcher.submit(asked()).result(60).version == ""
+
+
+def test_a_sampler_that_failed_to_serve_goes_on_serving():
+    """A server elsewhere may be gone for a while: whoever waits hears of it; others are served."""
+
+    class Fails(Scripted):
+        fails = True
+
+        def load(self, adapters, version):
+            if self.fails:
+                raise RunFailed("no server")
+            super().load(adapters, version)
+
+    sampler = Fails(lambda request: "a")
+    with Batcher(sampler) as batcher:
+        for expected in (batcher.load({}, "1"), batcher.load({}, "1")):
+            with pytest.raises(RunFailed, match="the sampler has failed: RunFailed: no server"):
+                expected.result(10)
+        sampler.fails = False
+        batcher.load({}, "2").result(10)
+        assert batcher.submit(asked()).result(10).version == "2" and batcher.alive

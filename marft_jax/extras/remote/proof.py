@@ -86,7 +86,7 @@ def judge(
         sampled: log-probs that the server sent.
         claimed: those of the version that it names.
         others: those of other versions, of the first actions; the names are for messages.
-        precision: σ of the server.
+        precision: σ of the server, over the temperature.
     """
     parts = zip(sampled, claimed, strict=True)
     worst = max(misfit([x], [y], precision, _OF_ACTION) for x, y in parts)

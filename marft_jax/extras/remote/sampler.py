@@ -147,6 +147,7 @@ class HttpSampler(Sampler):
             self._before = dict(self._given.stacks or stacks)
         self._given, self._stats = _Given(version, stacks, places), defaultdict(float)
         self._stats["sampler/unproven"] = 0.0
+        self._stats["sampler/precision"] = max(server.precision for server in self.servers)
         why = "; ".join(filter(None, self._wait(_all(map(self._load_on, self.servers)))))
         if self._bases.keys() - {server.base for server in self.servers if not server.down}:
             raise RunFailed(f"no server has loaded this step's adapters: {why}")
@@ -268,7 +269,8 @@ class HttpSampler(Sampler):
         claimed, *rest = [[next(found) for _ in own] for _, own in asked]
         sent = [action.completion.logprobs for action in actions]
         scored = dict(zip(others, rest, strict=True))
-        return proof.judge(sent, claimed, scored, server.precision)
+        coldest = min(action.request.sampling.temperature or 1.0 for action in actions)
+        return proof.judge(sent, claimed, scored, server.precision / min(coldest, 1.0))
 
     def _agent(self, base: str, owner: int) -> str:
         return self._bases[base].adapters[owner] if owner >= 0 else "base"
