@@ -4,7 +4,7 @@ What was sampled tells who sampled it. A server's logits differ from ours by rou
 order the log-prob of a token of probability p then differs by (1 − p) (δ of the token − mean δ of
 the others), and by the rounding of the log-prob itself. So the noise of a token is
 
-    √( (σ (1 − p))² + ρ² ),   ρ = 3e-6,
+    √( (σ (1 − p))² + ρ² ),   ρ = 1e-5,
 
 with the server's precision σ, which is measured when a run begins. Differences are counted in this
 noise. Two things must hold of what an agent sampled:
@@ -26,9 +26,9 @@ import numpy as np
 _APART = 12.0  # distance of two versions from which they can be told apart
 _WITHIN, _OF_ACTION = 4.0, 10.0  # root mean square distance to the claimed version, at most
 _SAME = 1e-6  # versions with smaller differences are one function: adapters that change nothing
-_ROUNDING = 3e-6  # ρ
+_ROUNDING = 1e-5  # ρ
 
-LEAST_PRECISION = 1e-5  # of float32, where what is measured may be luck
+LEAST_PRECISION = 1e-4  # of float32, where one text has ten times the rounding of another
 
 Logprobs = Sequence[np.ndarray]
 """Of each action, ``[tokens]``."""

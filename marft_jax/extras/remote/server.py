@@ -120,8 +120,8 @@ class Server:
 
 def completion_of(ids: Any, logprobs: Any, ask: Ask, base: SampledBase) -> Completion:
     """Checks what a server sampled, and ends it where the action ends; raises ``NoAnswer``."""
-    most, n = ask.sampling.max_new_tokens, len(ids)
-    known = all(type(i) is int and 0 <= i < base.vocabulary for i in ids)
+    most, ids, logprobs = ask.sampling.max_new_tokens, [*(ids or ())], [*(logprobs or ())]
+    n, known = len(ids), all(type(i) is int and 0 <= i < base.vocabulary for i in ids)
     if not 0 < n <= most or not known:
         wanted = f"expected 1 to {most} ids below {base.vocabulary}"
         raise NoAnswer("wrong", f"{wanted}, got {n}: {ids[:8]}")
@@ -135,5 +135,5 @@ def completion_of(ids: Any, logprobs: Any, ask: Ask, base: SampledBase) -> Compl
         wanted = f"expected {most} ids, or ids up to an end"
         raise NoAnswer("wrong", f"{wanted}, got {n}: {ids[-8:]}")
     reason = "stop" if end is not None else "end" if ended else "length"
-    ids, found = np.asarray(ids[:end], np.int32), np.asarray(numbers[:end], np.float32)
-    return Completion(ids, found, reason)
+    found = np.asarray(ids[:end], np.int32), np.asarray(numbers[:end], np.float32)
+    return Completion(*found, reason)
