@@ -30,18 +30,6 @@ _HOT = 2.0  # temperature
 _PLAIN = Sampling(_TOKENS)
 
 
-class Kind(NamedTuple):
-    """What a server's log-probs are of.
-
-    Attributes:
-        any_temperature: they are at the sampling temperature; else at 1.
-        before_filters: they are of the policy; else of what filters leave.
-    """
-
-    any_temperature: bool
-    before_filters: bool
-
-
 class _Text(NamedTuple):
     """Prompts, and what a server sampled for them."""
 
@@ -58,8 +46,14 @@ class _Text(NamedTuple):
         return [x.logprobs for x in self.sampled], ours
 
 
-async def measure(server: Server, bases: Mapping[str, SampledBase], folders: Folders) -> Kind:
+async def measure(
+    server: Server, bases: Mapping[str, SampledBase], folders: Folders
+) -> tuple[bool, bool]:
     """Measures a server, and sets its ``base`` and ``precision``.
+
+    Returns:
+        Log-probs are at the sampling temperature, else at 1; they are of the policy, else of what
+        filters leave.
 
     Raises:
         BadInput: it serves no base of the team, its log-probs are of something unknown, or an
@@ -87,7 +81,7 @@ async def measure(server: Server, bases: Mapping[str, SampledBase], folders: Fol
         wanted = "expected log-probs at the sampling temperature or at 1, got others"
         raise _refused(server, f"{wanted}; start it with --logprobs-mode processed_logprobs")
     few = await _sample(server, base, prompts, Sampling(_TOKENS, top_k=2))
-    return Kind(at_hot < at_1, proof.gap(*few.both(base)) < _FITS)
+    return at_hot < at_1, proof.gap(*few.both(base)) < _FITS
 
 
 async def _adapter(server: Server, base: SampledBase, plain: _Text, folders: Folders) -> float:

@@ -69,10 +69,8 @@ class _Given(NamedTuple):
     places: Mapping[tuple[str, int], tuple[str, str]]
 
 
-class _Sampled(NamedTuple):
-    request: Request
-    completion: Completion
-    server: Server | None
+_Pair = tuple[Request, Completion]
+_Sampled = tuple[Request, Completion, Server | None]
 
 
 class HttpSampler(Sampler):
@@ -98,7 +96,7 @@ class HttpSampler(Sampler):
         self._given, self._before = _Given("", {}, {}), dict[str, Matrices]()
         self._left, self._tickets = dict[int, Future[_Sampled]](), itertools.count()
         self._done: queue.SimpleQueue[int] = queue.SimpleQueue()
-        self._sampled: dict[tuple[str, int, Server], list[_Sampled]] = defaultdict(list)
+        self._sampled: dict[tuple[str, int, Server], list[_Pair]] = defaultdict(list)
         self._stats: dict[str, float] = defaultdict(float)
         self.servers, self._able = self._wait(self._open(settings))
 
@@ -111,12 +109,11 @@ class HttpSampler(Sampler):
             source = self._bases[min(lacks)].source
             raise BadInput(f"--rollout.urls: expected a server of {source} too, got none")
         by_length = sorted(servers, key=lambda server: -server.context)
-        able = Capabilities({s.base: s.context for s in by_length if s.context}, 0, repeats=False)
-        return servers, able._replace(
-            at_once=settings.at_once * len(servers), masks_choices=False, streams=False,
-            policy_logprobs=all(kind.before_filters for kind in kinds),
-            any_temperature=all(kind.any_temperature for kind in kinds),
-        )  # fmt: skip
+        contexts = {s.base: s.context for s in by_length if s.context}
+        any_temperature, before_filters = map(all, zip(*kinds, strict=True))
+        how = {"policy_logprobs": before_filters, "any_temperature": any_temperature}
+        how |= {"repeats": False, "masks_choices": False, "streams": False}
+        return servers, Capabilities(contexts, settings.at_once * len(servers), **how)
 
     @property
     def capabilities(self) -> Capabilities:
@@ -146,8 +143,9 @@ class HttpSampler(Sampler):
         if version != self._given.version:
             self._before = dict(self._given.stacks or stacks)
         self._given, self._stats = _Given(version, stacks, places), defaultdict(float)
-        self._stats["sampler/unproven"] = 0.0
-        self._stats["sampler/precision"] = max(server.precision for server in self.servers)
+        counts = dict.fromkeys(("unproven", "retried", "failed"), 0.0)
+        counts |= {"precision": max(server.precision for server in self.servers)}
+        self._stats |= {f"sampler/{name}": n for name, n in counts.items()}
         why = "; ".join(filter(None, self._wait(_all(map(self._load_on, self.servers)))))
         if self._bases.keys() - {server.base for server in self.servers if not server.down}:
             raise RunFailed(f"no server has loaded this step's adapters: {why}")
@@ -181,10 +179,10 @@ class HttpSampler(Sampler):
             except queue.Empty:
                 break
             if (future := self._left.pop(ticket, None)) is not None:
-                request, completion, server = sampled = future.result()
+                request, completion, server = future.result()
                 if server is not None:
                     own = self._sampled[request.base, request.owner, server]
-                    own.append(sampled)
+                    own.append((request, completion))
                     del own[:-_KEPT]
                 found.append((ticket, completion))
         return found
@@ -202,7 +200,7 @@ class HttpSampler(Sampler):
                 how = prompt, request.sampling, seed, base.eos_ids
                 try:
                     found = await server.ask(Ask(name or server.model, bool(name), *how), base)
-                    return _Sampled(request, found._replace(version=self._given.version), server)
+                    return request, found._replace(version=self._given.version), server
                 except NoAnswer as error:
                     why = f"{server.url}: {error}"
                     server.down |= error.kind == "gone"
@@ -217,7 +215,7 @@ class HttpSampler(Sampler):
         self._stats["sampler/failed"] += 1
         none = np.zeros(0, np.int32), np.zeros(0, np.float32)
         why = f"{self._agent(*of_agent)}: {why}"
-        return _Sampled(request, Completion(*none, "cancelled", why=why), None)
+        return request, Completion(*none, "cancelled", why=why), None
 
     def _choose(self, request: Request, last: Server | None) -> Server:
         """Chooses the server that has the prefixes of agent and task, unless it is much busier
@@ -250,26 +248,22 @@ class HttpSampler(Sampler):
             raise RunFailed(f"adapters did not arrive: {'; '.join(faults)}")
 
     def _judge(
-        self, base: str, owner: int, server: Server, actions: Sequence[_Sampled]
+        self, base: str, owner: int, server: Server, actions: Sequence[_Pair]
     ) -> proof.Verdict:
         """Scores actions under the claimed version, and some under others."""
         now, names = self._given.stacks[base], self._bases[base].adapters
         others = {f"agent {name}": n for n, name in enumerate(names) if n != owner}
         if owner >= 0:
             others |= {"the version before": len(names) + owner, "the base": -1}
-        lengths = np.cumsum([len(action.completion.ids) for action in actions])
+        lengths = np.cumsum([len(found.ids) for _, found in actions])
         few = actions[: 1 + int((lengths < _PROVEN).sum())]
         asked = [(owner, actions), *((n, few) for n in others.values())]
-        data = [
-            (x.request.prompt, x.completion.ids, n, x.request.sampling.temperature)
-            for n, own in asked
-            for x in own
-        ]
+        data = [(r.prompt, c.ids, n, r.sampling.temperature) for n, own in asked for r, c in own]
         found = iter(self._bases[base].tools.score([now, self._before.get(base, now)], data))
         claimed, *rest = [[next(found) for _ in own] for _, own in asked]
-        sent = [action.completion.logprobs for action in actions]
+        sent = [found.logprobs for _, found in actions]
         scored = dict(zip(others, rest, strict=True))
-        coldest = min(action.request.sampling.temperature or 1.0 for action in actions)
+        coldest = min(request.sampling.temperature or 1.0 for request, _ in actions)
         return proof.judge(sent, claimed, scored, server.precision / min(coldest, 1.0))
 
     def _agent(self, base: str, owner: int) -> str:

@@ -66,13 +66,12 @@ class Server:
             self.dialect = next(dialect for dialect, answer in routes if answer.is_success)
             base = next(model for model in listed if not model.get("parent"))
             self.model, self.context = str(base["id"]), int(base.get("max_model_len") or 0)
-        except (httpx.HTTPError, httpx.InvalidURL) as error:
-            why = f"the server does not answer ({one_line(repr(error), 100)}); start it, or leave"
-            raise BadInput(f"--rollout.urls {self.url}: {why} it out") from error
-        except (ValueError, KeyError, TypeError, AttributeError, StopIteration) as error:
-            kinds = " or ".join(dialect.name for dialect in DIALECTS)
-            why = f"expected a server of {kinds}, got one without their routes"
-            raise BadInput(f"--rollout.urls {self.url}: {why}") from error
+        except Exception as error:
+            got = one_line(repr(error), 100)
+            why = f"expected a server of {' or '.join(d.name for d in DIALECTS)}, got {got}"
+            raise BadInput(
+                f"--rollout.urls {self.url}: {why}; start it, or leave it out"
+            ) from error
 
     async def ask(self, ask: Ask, base: SampledBase) -> Completion:
         """Has an action sampled; raises ``NoAnswer``."""
