@@ -332,6 +332,7 @@ def test_every_yaml_snippet_is_a_team(tmp_path):
 def test_every_flag_that_is_named_exists():
     configs = [cli.parse(["--algo.name", name]) for name in SETTINGS]
     configs += [cli.parse(["--env.name", name]) for name in BUILT_IN]
+    configs += [cli.parse(["--rollout.sampler", name]) for name in ("engine", "http")]
     known = {key for one in configs for key, _ in setting.settings(one)}
     sections = vars(configs[0])
     flags = set(re.findall(rf"--((?:{'|'.join(sections)})\.[a-z_]+)", TEXT))
