@@ -134,8 +134,8 @@ class Batcher:
 
     def _admit(self) -> None:
         """Hands new requests to the sampler, after new adapters if there are any."""
-        with self._changed:
-            calls, self._between = self._between, deque()
+        with self._changed:  # what comes later waits for the calls that came before it
+            calls, self._between, came = self._between, deque(), len(self._incoming)
         for call, future in calls:
             if future.set_running_or_notify_cancel():
                 try:
@@ -152,9 +152,7 @@ class Batcher:
                 if not future.done():
                     future.set_result(None)
         with self._changed:
-            new = [] if self._next is not None else list(self._incoming)
-            for _ in new:
-                self._incoming.popleft()
+            new = [self._incoming.popleft() for _ in range(0 if self._next else came)]
         for asked in new:
             self._asked[self.sampler.submit(asked.request)] = asked
 

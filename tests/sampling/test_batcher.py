@@ -65,3 +65,19 @@ def test_a_sampler_that_failed_to_serve_goes_on_serving():
         sampler.fails = False
         batcher.load({}, "2").result(10)
         assert batcher.submit(asked()).result(10).version == "2" and batcher.alive
+
+
+def test_a_request_that_comes_after_a_call_between_steps_is_handed_over_after_it():
+    """Also where both come while the sampler's thread is between two steps."""
+    seen = list[str]()
+
+    def come():
+        asks.append(batcher.between(lambda: seen.append("call")))
+        asks.append(batcher.submit(asked()))
+
+    asks = []
+    with Batcher(Scripted(lambda request: seen.append("request") or "a")) as batcher:
+        batcher.between(come).result(60)
+        for ask in asks:
+            ask.result(60)
+    assert seen == ["call", "request"]
