@@ -175,7 +175,7 @@ class _Gate:
 
     async def reload(self, request: Request) -> Response:
         self._check_key(request)
-        http.check_json(request)
+        http.check_kind(request)
         async with self.loading:
             return JSONResponse({"loaded": await self.load()})
 

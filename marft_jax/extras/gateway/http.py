@@ -35,6 +35,7 @@ class Limits(NamedTuple):
 
 
 DEFAULT = Limits()
+_JSON = ("application/json",)
 
 
 def make_app(
@@ -107,9 +108,11 @@ def bearer(request: Request) -> bytes:
     return own if kind.lower() == "bearer" else b""
 
 
-async def read_body(request: Request, limits: Limits = DEFAULT) -> bytes:
-    """Reads a call, within its time and size."""
-    check_json(request)
+async def read_body(
+    request: Request, limits: Limits = DEFAULT, kinds: Sequence[str] = _JSON
+) -> bytes:
+    """Reads a call of one of these content types, within its time and size."""
+    check_kind(request, kinds)
     body = bytearray()
     try:
         async with asyncio.timeout(limits.read_seconds):
@@ -122,11 +125,11 @@ async def read_body(request: Request, limits: Limits = DEFAULT) -> bytes:
     return bytes(body)
 
 
-def check_json(request: Request) -> None:
+def check_kind(request: Request, kinds: Sequence[str] = _JSON) -> None:
     """Refuses what a browser would send for any page that asks it to."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if kind != "application/json":
-        raise ApiError(415, f"expected Content-Type: application/json, got {kind!r:.60}")
+    if kind not in kinds:
+        raise ApiError(415, f"expected Content-Type: {' or '.join(kinds)}, got {kind!r:.60}")
 
 
 async def unless_gone(request: Request, work: Awaitable[_T]) -> _T:
