@@ -37,6 +37,7 @@ GYM = "reasoning-gym>=0.1.25"
 TRACKIO = "trackio>=0.43"
 FORMS = ["llguidance>=1.9", "jsonschema>=4.20"]
 MCP = "mcp>=2"
+TINKER = ["tinker>=0.38,<0.39", "zstandard>=0.23"]
 SERVE = ["starlette>=1.0", "uvicorn>=0.40"]
 S3 = "s3fs>=2026.9"
 # a server of S3; not moto[server], whose 50 packages are for other services
@@ -59,12 +60,14 @@ EXTRAS = {
         TRACKIO,
         *FORMS,
         MCP,
+        *TINKER,
         *SERVE,
         S3,
         *MOTO,
     ],
     "serve": SERVE,
     "storage": [S3, "gcsfs>=2026.9"],
+    "tinker": [*TINKER, *SERVE],
     "mcp": [MCP],
     # what scripts/programs is written for; its tests run where it is installed. Not beside
     # `verifiers`: packages of the two want openai 3 and openai 2

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from marft_jax.config import Config as Config
     from marft_jax.errors import BadInput as BadInput
     from marft_jax.errors import RunFailed as RunFailed
+    from marft_jax.extras.gateway.tinker.client import Client as Client
     from marft_jax.extras.report.reading import read_run as read_run
     from marft_jax.run.evaluating import evaluate_team as evaluate_team
     from marft_jax.run.imitation import Wanted as Wanted
@@ -48,6 +49,7 @@ __version__ = "0.1.0"
 
 if not TYPE_CHECKING:
     _HOMES = dict(
+        Client="extras.gateway.tinker.client",
         LoadedTeam="run.loaded_team", configure="cli", configure_run="cli", Config="config",
         BadInput="errors", RunFailed="errors", evaluate_team="run.evaluating",
         Wanted="run.imitation", imitate_team="run.imitation", read_run="extras.report.reading",

@@ -37,22 +37,18 @@ if TYPE_CHECKING:
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
     """Exits with 0 after a signal, all calls answered; with 2 for bad configuration or input."""
+    argv = sys.argv[1:] if argv is None else argv
+    if "tinker" in (word.removeprefix("--api=") for word in argv):
+        from marft_jax.extras.gateway.tinker import command
+
+        command.main(argv)
     parser = cli.run_parser("marft_jax.serve", __doc__)
-    parser.add_argument("--host", default="127.0.0.1", help="the address to listen at (loopback)")
-    parser.add_argument("--port", default=8000, type=int, help="the port; 0 takes a free one")
-    known = "a file of keys, one per line; a caller must send one of them"
-    parser.add_argument("--api_key_file", metavar="F", help=known)
-    allowed = "more names by which callers may address this machine (loopback and --host)"
-    parser.add_argument(
-        "--allow_host", nargs="+", action="extend", default=[], metavar="NAME", help=allowed
-    )
+    what = "openai: a team answers; tinker: clients train and sample adapters (--api tinker --help)"
+    parser.add_argument("--api", choices=["openai", "tinker"], default="openai", help=what)
+    own_flags(parser)
     with cli.boundary():
         own, rest = parser.parse_known_args(argv)
-        keys = _read_keys(own.api_key_file)
-        names = [own.host, *(name for part in own.allow_host for name in part.split(","))]
-        for name in names[1:]:
-            if not name_of(name):
-                raise BadInput(f"--allow_host: expected the name of a host, got {name!r:.80}")
+        keys, names = read_keys(own)
         config = cli.parse_run(own.run, own.base, rest, prog="marft_jax.serve")
         try:
             from marft_jax.extras.gateway.http import make_server
@@ -60,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
             what = f'{error.name} is not installed: pip install -e ".[serve]"'
             raise BadInput(what) from error
         with (
-            _listen(own.host, own.port) as listener,
+            listen(own.host, own.port) as listener,
             open_app(own.run, config, own.step, keys, names=names) as app,
         ):
             host, port = listener.getsockname()[:2]
@@ -122,7 +118,19 @@ def _player(playing: PlaySetup, share: Any, team: Team, create: Callable[[], Any
     return make_player(own, EnvSource(create), Stream.EVALUATION)
 
 
-def _listen(host: str, port: int) -> socket.socket:
+def own_flags(parser: cli.Parser) -> None:
+    """Adds the flags of a server of either API."""
+    parser.add_argument("--host", default="127.0.0.1", help="the address to listen at (loopback)")
+    parser.add_argument("--port", default=8000, type=int, help="the port; 0 takes a free one")
+    known = "a file of keys, one per line; a caller must send one of them"
+    parser.add_argument("--api_key_file", metavar="F", help=known)
+    allowed = "more names by which callers may address this machine (loopback and --host)"
+    parser.add_argument(
+        "--allow_host", nargs="+", action="extend", default=[], metavar="NAME", help=allowed
+    )
+
+
+def listen(host: str, port: int) -> socket.socket:
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         return socket.create_server((host, port), family=family)
@@ -130,11 +138,16 @@ def _listen(host: str, port: int) -> socket.socket:
         raise BadInput(f"--host {host} --port {port}: cannot listen: {reason(error)}") from error
 
 
-def _read_keys(file: str | None) -> list[str]:
-    if file is None:
-        return []
+def read_keys(own: Any) -> tuple[list[str], list[str]]:
+    """The keys that callers must send, and names of hosts that the server answers to."""
+    names = [own.host, *(name for part in own.allow_host for name in part.split(","))]
+    for name in names[1:]:
+        if not name_of(name):
+            raise BadInput(f"--allow_host: expected the name of a host, got {name!r:.80}")
+    if (file := own.api_key_file) is None:
+        return [], names
     lines = documents.read_bytes(file, "--api_key_file").decode("utf-8", "replace").splitlines()
     keys = [line.strip() for line in lines if line.strip()]
     if not keys:
         raise BadInput(f"--api_key_file {file}: expected keys, one per line, found none")
-    return keys
+    return keys, names

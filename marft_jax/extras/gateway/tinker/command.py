@@ -1,0 +1,77 @@
+"""Serves a base for training loops of clients: the Tinker API.
+
+    python -m marft_jax.serve --api tinker --model.base tiny --run.dir runs/tinker
+
+Clients are those of the SDK: `tinker.ServiceClient(base_url=...,
+api_key="tml-...")`. Models, their steps and saved weights are in --run.dir; a server that was
+stopped or killed goes on there. Further flags are those of training, such as `--model.context`.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from marft_jax import cli
+from marft_jax.errors import BadInput
+from marft_jax.extras.gateway.command import listen, own_flags, read_keys
+from marft_jax.run.directory import disk_errors, own_directory
+
+
+def main(argv: Sequence[str]) -> NoReturn:
+    """Exits with 0 after a signal; with 2 for bad configuration or input."""
+    parser = cli.Parser("marft_jax.serve", __doc__)
+    parser.add_argument("--api", choices=["tinker"], help="this API")
+    names = "more names of the base, by which clients may ask for it"
+    parser.add_argument("--names", nargs="+", default=[], metavar="NAME", help=names)
+    own_flags(parser)
+    counts = {
+        "models": (4096, "the most models of clients"),
+        "samplers": (8, "saved weights that are sampled with at the same time"),
+        "rank": (32, "the largest rank of an adapter"),
+        "weights_bytes": (64 << 30, "the most bytes of saved weights"),
+    }
+    for name, (usual, what) in counts.items():
+        parser.add_argument(f"--{name}", default=usual, type=int, help=f"{what} ({usual})")
+    with cli.boundary():
+        own, rest = parser.parse_known_args(argv)
+        keys, hosts = read_keys(own)
+        if not keys and not _is_loopback(own.host):
+            raise BadInput(f"--host {own.host}: expected --api_key_file beside it, got none")
+        for name in counts:
+            if getattr(own, name) < 1:
+                raise BadInput(f"--{name}: expected 1 or more, got {getattr(own, name)}")
+        config = cli.parse(rest, prog="marft_jax.serve")
+        if not any(flag.partition("=")[0] == "--run.dir" for flag in rest):
+            raise BadInput("--run.dir: expected a folder for models and saved weights, got none")
+        try:
+            from marft_jax.extras.gateway.http import make_server
+            from marft_jax.extras.gateway.tinker.routes import LIMITS, make_app
+            from marft_jax.extras.gateway.tinker.service import open_service
+        except ImportError as error:
+            what = f'{error.name} is not installed: pip install -e ".[tinker]"'
+            raise BadInput(what) from error
+        folder, options = Path(config.run.dir).absolute(), {k: getattr(own, k) for k in counts}
+        with (
+            listen(own.host, own.port) as listener,
+            disk_errors(folder),
+            own_directory(folder),
+            open_service(config, folder, names=own.names, **options) as service,
+        ):
+            host, port = listener.getsockname()[:2]
+            print(f"marft_jax: serves at http://{host}:{port}", file=sys.stderr, flush=True)
+            for number in (signal.SIGINT, signal.SIGTERM):  # uvicorn raises them again at its end
+                signal.signal(number, lambda *_: None)
+            make_server(make_app(service, keys, LIMITS, hosts), LIMITS).run([listener])
+    sys.exit(0)
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

@@ -1,0 +1,212 @@
+"""Datums of the API as data of the learner, the table of losses, and what a pass answers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from tinker import types
+
+from marft_jax import learning
+from marft_jax.errors import BadInput
+from marft_jax.extras.gateway.tinker.wire import Pass, dense, ids_of
+from marft_jax.learning import Datum, losses
+from marft_jax.learning.gradients import Sums
+from marft_jax.learning.objective import Loss
+from marft_jax.learning.policy import Policy
+
+PIECE = 8192  # tokens of a call that are done before another client's turn
+_Inputs = Mapping[str, jax.Array]
+
+
+def _clamped(logprobs: jax.Array, x: _Inputs) -> tuple[jax.Array, jax.Array]:
+    ratio = losses.ratio(logprobs, x["old"])
+    return ratio, jnp.clip(ratio, x["clip_low_threshold"], x["clip_high_threshold"])
+
+
+def _ppo(logprobs: jax.Array, x: _Inputs) -> jax.Array:
+    ratio, clipped = _clamped(logprobs, x)
+    return -jnp.minimum(ratio * x["advantages"], clipped * x["advantages"])
+
+
+def _cispo(logprobs: jax.Array, x: _Inputs) -> jax.Array:
+    _, clipped = _clamped(logprobs, x)
+    return -jax.lax.stop_gradient(clipped) * logprobs * x["advantages"]
+
+
+def _dro(logprobs: jax.Array, x: _Inputs) -> jax.Array:
+    return 0.5 * x["beta"] * (logprobs - x["old"]) ** 2 - logprobs * x["advantages"]
+
+
+def _gspo(logprobs: jax.Array, x: _Inputs) -> jax.Array:
+    """Each token has the ratio of its sequence, and the gradient of its own log-prob."""
+    now = jax.lax.stop_gradient(logprobs)
+    return _ppo(logprobs, {**x, "old": now - x["log_ratio"]})
+
+
+class _Kind(NamedTuple):
+    """A loss, its required inputs, and inputs with a value where they are left out. Inputs that are
+    numbers may also be settings of the call."""
+
+    loss: Loss
+    needs: tuple[str, ...] = ("logprobs", "advantages")
+    usual: Mapping[str, float] = {}
+
+
+_CLIP = {"clip_low_threshold": 0.8, "clip_high_threshold": 1.2}
+LOSSES: dict[str, _Kind] = {
+    "cross_entropy": _Kind(learning.LOSSES["cross_entropy"], (), {"weights": 1.0}),
+    "importance_sampling": _Kind(learning.LOSSES["importance_sampling"]),
+    "ppo": _Kind(_ppo, usual=_CLIP),
+    "cispo": _Kind(_cispo, usual=_CLIP),
+    "dro": _Kind(_dro, usual={"beta": np.nan}),
+    "gspo": _Kind(_gspo, ("logprobs", "advantages", "sequence_ratio_mask"), _CLIP),
+}
+_REFUSED = {
+    "stable_reinforce": "its objective is not published; use loss_fn=importance_sampling",
+    "custom": "losses of your own run in the client: forward_backward_custom with a function",
+}
+_SETTINGS = {*_CLIP, "beta"}
+
+
+class Example(NamedTuple):
+    """A datum for the learner, with the shape in which its log-probs are answered."""
+
+    datum: Datum
+    shape: tuple[int, ...]
+    mask: np.ndarray | None = None  # of ``gspo``
+
+
+def check_loss(asked: Pass) -> _Kind:
+    """Finds a loss and checks its settings; raises ``BadInput``."""
+    if asked.loss not in LOSSES:
+        why = _REFUSED.get(asked.loss, "it is unknown")
+        raise BadInput(f"loss_fn {asked.loss!r:.60}: {why} (offered: {', '.join(LOSSES)})")
+    kind = LOSSES[asked.loss]
+    known = _SETTINGS & {*kind.usual}
+    for name, value in asked.settings.items():
+        if name not in known or isinstance(value, str) or not np.isfinite(value):
+            what = f"numbers for {', '.join(sorted(known)) or 'no setting'}"
+            raise BadInput(
+                f"loss_fn_config of {asked.loss}: expected {what}, got {name}={value!r:.60}"
+            )
+    if asked.loss == "dro" and "beta" not in asked.settings:
+        raise BadInput("loss_fn_config of dro: expected beta, whose default is not published")
+    return kind
+
+
+def read(asked: Pass, vocabulary: int, context: int) -> list[Example]:
+    """Makes the learner's data of a call; raises ``BadInput`` with the datum that is wrong."""
+    kind, found = check_loss(asked), list[Example]()
+    if not asked.data:
+        raise BadInput("data: expected a datum at least, got none")
+    for i, datum in enumerate(asked.data):
+        try:
+            found.append(_example(kind, asked.settings, datum, vocabulary, context))
+        except (BadInput, ValueError) as error:
+            raise BadInput(f"data[{i}]: {error}") from None
+    return found
+
+
+def _example(
+    kind: _Kind, settings: Mapping[str, Any], given: types.Datum, vocabulary: int, context: int
+) -> Example:
+    ids, inputs = ids_of(given.model_input), dict(given.loss_fn_inputs)
+    known = {"target_tokens", *kind.needs, *kind.usual}
+    if missing := {"target_tokens", *kind.needs} - inputs.keys():
+        raise BadInput(f"loss_fn_inputs: expected {sorted(known)}, {sorted(missing)[0]} is missing")
+    if unknown := inputs.keys() - known:
+        raise BadInput(f"loss_fn_inputs: expected {sorted(known)}, got {sorted(unknown)[0]!r:.60}")
+    if len(ids) > context:
+        raise BadInput(f"model_input: expected at most {context} tokens, got {len(ids)}")
+    targets = dense(inputs.pop("target_tokens"))
+    many = targets.shape[1] if targets.ndim == 2 else 1
+    if targets.ndim > 2 or len(targets) != len(ids) or not many:
+        raise BadInput(
+            f"target_tokens: expected [N] or [N, K] with N = {len(ids)}, the tokens of "
+            f"model_input, got {list(targets.shape)}"
+        )
+    for name, values in (("model_input", np.asarray(ids)), ("target_tokens", targets)):
+        if values.min() < 0 or values.max() >= vocabulary:
+            wrong = int(values.min()) if values.min() < 0 else int(values.max())
+            raise BadInput(f"{name}: expected tokens from 0 to {vocabulary - 1}, got {wrong}")
+    numbers = {
+        name: np.full(targets.shape, settings.get(name, x)) for name, x in kind.usual.items()
+    }
+    for name, tensor in inputs.items():
+        numbers[name] = dense(tensor).astype(np.float32)
+        if numbers[name].shape != targets.shape or not np.isfinite(numbers[name]).all():
+            got = "numbers that are not finite"
+            if numbers[name].shape != targets.shape:
+                got = f"shape {list(numbers[name].shape)}"
+            raise BadInput(f"{name}: expected finite numbers {list(targets.shape)}, got {got}")
+    old, mask = numbers.pop("logprobs", None), numbers.pop("sequence_ratio_mask", None)
+    if mask is not None and not mask.any():
+        raise BadInput("sequence_ratio_mask: expected a token at least that is not 0")
+    each: dict[str, Any] = {name: x.reshape(-1) for name, x in numbers.items()}
+    logprobs = None if old is None else old.reshape(-1)
+    at = np.repeat(np.arange(len(ids)), many)
+    datum = Datum.of(0, ids, at, targets.reshape(-1), logprobs=logprobs, **each)
+    return Example(datum, targets.shape, mask)
+
+
+class Passed(NamedTuple):
+    """Result of a pass: log-probs of each datum, and the sum of the losses."""
+
+    logprobs: list[np.ndarray]
+    loss: float
+
+
+def run(
+    policy: Policy, sums: Sums | None, asked: Pass, examples: Sequence[Example]
+) -> Iterator[int]:
+    """Runs a call piece by piece; yields the tokens of each, and returns (sums, ``Passed``).
+
+    Pieces follow from the call's own data alone.
+    """
+    loss, logprobs, total = LOSSES[asked.loss].loss, list[np.ndarray](), 0.0
+    for piece in _pieces(examples):
+        data = [one.datum for one in piece]
+        if asked.loss == "gspo":
+            data = [*map(_with_ratio, piece, learning.forward(policy, data))]
+        if asked.forward_only:
+            found = learning.forward(policy, data)
+            told = [
+                np.asarray(loss(jnp.asarray(x), _numbers(d)))
+                for x, d in zip(found, data, strict=True)
+            ]
+        else:
+            sums, learned = learning.forward_backward(policy, data, loss, sums)
+            found, told = [one.logprobs for one in learned], [one.losses for one in learned]
+        for own, datum in zip(told, data, strict=True):
+            weights = datum.inputs.get("weights", np.ones(len(own)))
+            total += float(np.sum(own.astype(np.float64) * weights))
+        logprobs += [x.reshape(one.shape) for x, one in zip(found, piece, strict=True)]
+        yield sum(len(datum.ids) for datum in data)
+    return sums, Passed(logprobs, total)
+
+
+def _pieces(examples: Sequence[Example]) -> Iterator[list[Example]]:
+    piece, size = list[Example](), 0
+    for one in examples:
+        if piece and size + len(one.datum.ids) > PIECE:
+            yield piece
+            piece, size = [], 0
+        piece.append(one)
+        size += len(one.datum.ids)
+    yield piece
+
+
+def _with_ratio(example: Example, logprobs: np.ndarray) -> Datum:
+    datum, mask = example.datum, example.mask
+    assert mask is not None
+    ratio = (logprobs - datum.logprobs)[mask.reshape(-1) != 0].mean(dtype=np.float64)
+    ratios = np.full(len(logprobs), ratio, np.float32)
+    return datum._replace(inputs={**datum.inputs, "log_ratio": ratios})
+
+
+def _numbers(datum: Datum) -> dict[str, Any]:
+    return {**datum.inputs, "old": datum.logprobs.astype(np.float32)}

@@ -1,0 +1,442 @@
+"""The server: what survives it, what calls it refuses, and whose weights are whose."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import httpx
+import numpy as np
+import pytest
+
+pytest.importorskip("tinker")
+from tinker import types
+from tinker.proto import tinker_public_pb2 as pb
+from tinker.proto.request_conv import forward_backward_request_to_proto
+from tinker.proto.response_conv import deserialize_forward_backward_output
+
+from marft_jax import cli
+from marft_jax.extras.gateway.tinker import models as models_module
+from marft_jax.extras.gateway.tinker import sessions as sessions_module
+from marft_jax.extras.gateway.tinker import store as store_module
+from marft_jax.extras.gateway.tinker.client import serving
+from marft_jax.extras.gateway.tinker.routes import LIMITS, make_app
+from marft_jax.extras.gateway.tinker.service import open_service
+
+zstandard = pytest.importorskip("zstandard")
+TEXT = list(b"4+7+8=?9182736450")
+KEYS = ["tml-one", "tml-two"]
+JSON = {"content-type": "application/json"}
+PROTO = {"content-type": "application/x-protobuf"}
+ADAM = {"learning_rate": 3e-3, "beta1": 0.9, "beta2": 0.95, "eps": 1e-12}
+
+
+class Caller:
+    """Calls of one key."""
+
+    def __init__(self, url, key=KEYS[0]):
+        self.http = httpx.Client(base_url=f"{url}/api/v1", headers={"x-api-key": key}, timeout=120)
+
+    def post(self, route, body=None, headers=None, status=200, **fields):
+        content = json.dumps(fields) if body is None else body
+        reply = self.http.post(route, content=content, headers=headers or JSON)
+        assert reply.status_code == status, (route, reply.status_code, reply.text)
+        return reply.json() if reply.content else None
+
+    def get(self, path, status=200):
+        reply = self.http.get(path)
+        assert reply.status_code == status, (path, reply.text)
+        return reply.json()
+
+    def fetch(self, promise, status=200):
+        """The result of a promise."""
+        body = {"request_id": promise["request_id"]}
+        while (reply := self.http.post("retrieve_future", json=body)).status_code == 408:
+            pass
+        assert reply.status_code == status, reply.text
+        is_proto = reply.headers["content-type"] == PROTO["content-type"]
+        return reply.content if is_proto else reply.json()
+
+    def session(self):
+        return self.post("create_session", tags=[], user_metadata=None, sdk_version="0")[
+            "session_id"
+        ]
+
+    def model(self, session, number=0, **lora):
+        lora = {"rank": 4, "seed": 1, "train_mlp": False, "train_unembed": False, **lora}
+        given = dict(session_id=session, model_seq_id=number, base_model="tiny", lora_config=lora)
+        return self.fetch(self.post("create_model", **given))["model_id"]
+
+    def backward(self, model, number, ids=TEXT, status=200, **more):
+        return self.post("forward_backward", body(model, number, ids, **more), PROTO, status)
+
+    def step(self, model, number, **adam):
+        return self.post("optim_step", model_id=model, seq_id=number, adam_params={**ADAM, **adam})
+
+    def loss(self, promise):
+        return deserialize_forward_backward_output(self.fetch(promise)).metrics["loss:sum"]
+
+
+def body(model, number, ids=TEXT, loss="cross_entropy", forward_only=False, config=None, **inputs):
+    datum = types.Datum(
+        model_input=types.ModelInput.from_ints(ids[:-1]),
+        loss_fn_inputs={"target_tokens": np.asarray(ids[1:]), **inputs},
+    )
+    given = types.ForwardBackwardInput(data=[datum], loss_fn=loss, loss_fn_config=config)
+    request = types.ForwardBackwardRequest(given, model, number)
+    message = forward_backward_request_to_proto(request)
+    message.forward_only = forward_only
+    return message.SerializeToString()
+
+
+@contextlib.contextmanager
+def served(folder, keys=KEYS, **options):
+    config = cli.configure({"model.base": "tiny", "model.context": 64})
+    options = {"rank": 8, "samplers": 2, "names": ["org/Name"], **options}
+    with open_service(config, folder, **options) as service:
+        with serving(make_app(service, keys, LIMITS._replace(body=200_000))) as url:
+            yield url
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory, one_device):
+    with served(tmp_path_factory.mktemp("tinker"), models=60) as url:
+        yield url
+
+
+@pytest.fixture(scope="module")
+def one(url):
+    return Caller(url)
+
+
+@pytest.fixture(scope="module")
+def model(one):
+    return one.model(one.session())
+
+
+@pytest.mark.slow
+def test_all_that_was_promised_survives_a_server_that_is_started_again(tmp_path, one_device):
+    with served(tmp_path) as url:
+        one = Caller(url)
+        model = one.model(session := one.session())
+        first = one.backward(model, 1)
+        one.fetch(one.step(model, 2))
+        second = one.backward(model, 3)
+        before = one.loss(first), one.loss(second)
+        saved = one.post(
+            "save_weights_for_sampler", model_id=model, seq_id=4, sampling_session_seq_id=0
+        )
+        sampler = one.fetch(saved)["sampling_session_id"]
+        asked = {"prompt": {"chunks": [{"tokens": TEXT[:7], "type": "encoded_text"}]}, "seq_id": 0}
+        asked |= {
+            "sampling_params": {"max_tokens": 4, "temperature": 0},
+            "sampling_session_id": sampler,
+        }
+        lost = one.post("asample", **asked)
+        target = {"sampling_session_id": sampler}
+        [done] = one.post("retrieve_futures", target=target, timeout=20)["completions"]
+        assert done["request_id"] == lost["request_id"]
+        tokens = one.fetch(lost)
+        assert not one.post("retrieve_futures", target=target, timeout=0)["completions"]
+        later = one.backward(model, 6)  # waits for number 5
+    with served(tmp_path) as url:
+        one = Caller(url)
+        assert (one.loss(first), one.loss(second)) == before
+        assert one.backward(model, 1) == first and one.backward(model, 3) == second
+        one.backward(model, 3, ids=TEXT[1:], status=409)
+        one.fetch(lost, status=410)
+        assert one.fetch(one.post("asample", **asked)) == tokens
+        assert one.get(f"sessions/{session}")["training_run_ids"] == [model]
+        assert one.get(f"samplers/{sampler}")["base_model"] == "tiny"
+        one.fetch(one.step(model, 5))  # of the gradient of call 3, which is computed again
+        resumed = one.loss(later)
+    with served(tmp_path / "other") as url:
+        one = Caller(url)
+        model = one.model(one.session())
+        for number in (1, 3):
+            one.backward(model, number)
+            one.fetch(one.step(model, number + 1)) if number == 1 else one.step(model, 4)
+        assert one.loss(one.backward(model, 5)) == resumed
+
+
+def test_a_model_is_made_once_and_deleting_weights_of_one_leaves_the_others(one):
+    session = one.session()
+    first, second = one.model(session, 0), one.model(session, 1)
+    assert one.model(session, 0) == first
+    lora = {"rank": 8, "seed": 1, "train_mlp": False, "train_unembed": False}
+    given = dict(session_id=session, model_seq_id=0, base_model="tiny", lora_config=lora)
+    copied = dict(session_id=session, model_seq_id=5, source_path=f"tinker://{first}/weights/a")
+    assert "other settings" in one.post("create_model", status=409, **given)["detail"]
+    for model in (first, second):
+        one.fetch(one.post("save_weights", model_id=model, seq_id=1, path="a"))
+    copy = one.post("copy_weights", **copied)["tinker_path"]
+    one.http.delete(f"training_runs/{first}/checkpoints/weights/a").raise_for_status()
+    assert one.get(f"training_runs/{first}/checkpoints")["checkpoints"] == []
+    assert len(one.get(f"training_runs/{second}/checkpoints")["checkpoints"]) == 1
+    assert one.post("weights_info", tinker_path=copy)["lora_rank"] == 4
+
+
+def test_a_session_that_ends_keeps_its_training_state(one):
+    model = one.model(session := one.session())
+    one.post(f"sessions/{session}/finish", status=204, reason={"type": "success"})
+    one.post("session_heartbeat", status=410, session_id=session)
+    assert one.loss(one.backward(model, 1)) > 0
+
+
+def test_a_silent_session_ends_when_another_beats_and_its_model_goes_on(one, monkeypatch):
+    model = one.model(silent := one.session())
+    monkeypatch.setattr(sessions_module, "_SILENT_SECONDS", 0)
+    one.post("session_heartbeat", session_id=one.session())
+    one.post("session_heartbeat", status=410, session_id=silent)
+    assert one.loss(one.backward(model, 1)) > 0
+
+
+def test_adapters_that_are_unused_go_to_the_disk_and_come_back(one, monkeypatch):
+    monkeypatch.setattr(models_module, "_RESIDENT", 1)
+    session, losses = one.session(), []
+    both = [one.model(session, n) for n in range(3)]
+    for number in (1, 3, 5):
+        losses.append([one.loss(one.backward(model, number)) for model in both])
+        _ = [one.fetch(one.step(model, number + 1)) for model in both]
+    assert all(len({*x}) == 1 for x in losses) and losses[0] > losses[1] > losses[2]
+
+
+def test_old_weights_without_a_name_are_deleted_and_a_sampler_of_them_says_so(one, monkeypatch):
+    monkeypatch.setattr(store_module, "_KEPT_EPHEMERAL", 1)
+    model, saved = one.model(one.session()), []
+    for number in (1, 2):
+        fields = dict(model_id=model, seq_id=number, sampling_session_seq_id=number)
+        saved.append(one.fetch(one.post("save_weights_for_sampler", **fields)))
+    asked = {"prompt": {"chunks": [{"tokens": TEXT[:7], "type": "encoded_text"}]}, "seq_id": 0}
+    asked |= {"sampling_params": {"max_tokens": 1}}
+    ids = [one["sampling_session_id"] for one in saved]
+    told = one.post("asample", status=404, sampling_session_id=ids[0], **asked)["detail"]
+    assert "sample from a newer one" in told
+    one.fetch(one.post("asample", sampling_session_id=ids[1], **asked))
+
+
+def test_a_compressed_body_is_read(one):
+    model = one.model(one.session())
+    packed = zstandard.ZstdCompressor().compress(body(model, 1))
+    kind = PROTO | {"content-encoding": "zstd"}
+    assert one.loss(one.post("forward_backward", packed, kind)) > 0
+
+
+def test_nobody_sees_what_another_key_made(url, one, model):
+    other = Caller(url, KEYS[1])
+    one.fetch(one.post("save_weights", model_id=model, seq_id=1, path="mine"))
+    path = f"tinker://{model}/weights/mine"
+    other.backward(model, 2, status=404)
+    other.post("get_info", status=404, model_id=model)
+    other.post("weights_info", status=404, tinker_path=path)
+    load = dict(session_id=other.session(), model_seq_id=0, path=path, optimizer=True)
+    other.post("load_weights", status=404, **load)
+    sampler = dict(session_id=load["session_id"], sampling_session_seq_id=0, model_path=path)
+    other.post("create_sampling_session", status=404, **sampler)
+    other.get(f"training_runs/{model}", status=404)
+    assert (
+        not other.get("training_runs")["training_runs"]
+        and not other.get("checkpoints")["checkpoints"]
+    )
+    assert other.http.delete(f"training_runs/{model}/checkpoints/weights/mine").status_code == 404
+    other.post("retrieve_future", status=404, request_id=f"{model}/1")
+    Caller(url, "tml-none").get("sessions", status=401)
+
+
+def test_saved_weights_are_models_of_an_openai_endpoint(url, one, model):
+    session = one.session()
+    model = one.model(session)
+    one.fetch(one.post("save_weights_for_sampler", model_id=model, seq_id=1, path="chat"))
+    path, key = f"tinker://{model}/sampler_weights/chat", {"authorization": f"Bearer {KEYS[0]}"}
+    message = {"messages": [{"role": "user", "content": "1+1"}], "max_tokens": 3, "n": 2}
+    for name, status in ((path, 200), ("org/Name", 200), ("other", 400), (path[:-1], 404)):
+        for root in ("/v1", "/oai/api/v1"):
+            said = httpx.post(
+                f"{url}{root}/chat/completions", json=message | {"model": name}, headers=key
+            )
+            assert said.status_code == status, said.text
+            assert status > 200 or len(said.json()["choices"]) == 2
+    text = {"prompt": "4+7", "max_tokens": 3, "model": path}
+    said = httpx.post(f"{url}/v1/completions", json=text, headers=key).json()
+    assert said["usage"]["completion_tokens"] == 3
+
+
+def refusals(model, session):
+    """(path, body or fields, headers, status, what the line says) of broken calls."""
+    proto = [
+        (b"\xff\xff", PROTO, 422, "protobuf"),
+        (b"not zstd", PROTO | {"content-encoding": "zstd"}, 422, "zstd"),
+        (b"x", PROTO | {"content-encoding": "gzip"}, 415, "zstd"),
+        (b"{}", {"content-type": "text/plain"}, 415, "Content-Type"),
+        (b"x" * 300_000, PROTO, 413, "at most"),
+        (body("nobody:train:0", 1), PROTO, 404, "no model"),
+        (body(model, 0), PROTO, 400, "numbered from 1"),
+    ]
+    yield from (("forward_backward", *one) for one in proto)
+    image = pb.ForwardBackwardRequest(model_id=model, seq_id=1, loss_fn="cross_entropy")
+    image.data.add().model_input.add().image.format = "png"
+    yield "forward_backward", image.SerializeToString(), PROTO, 422, "encoded_text"
+    made = dict(session_id=session, model_seq_id=9, base_model="tiny", lora_config={"rank": 4})
+    given = [
+        ("create_model", made | {"base_model": "other"}, 400, "tiny"),
+        ("create_model", made | {"lora_config": {"rank": 9}}, 400, "1 to 8"),
+        ("create_model", made | {"lora_config": {"rank": 0}}, 400, "1 to 8"),
+        ("create_model", made | {"lora_config": None}, 400, "lora_config"),
+        ("create_model", made | {"session_id": "none"}, 404, "no session"),
+        ("create_model", made | {"surprise": 1}, 422, "surprise"),
+        ("create_model", made | {"optimizer_config": {"type": "dimuon"}}, 400, "adamw"),
+        ("create_model", {}, 422, "session_id"),
+        ("optim_step", {"model_id": model, "adam_params": {}}, 422, "seq_id"),
+        ("optim_step", {"model_id": model, "seq_id": "x", "adam_params": {}}, 422, "seq_id"),
+        ("create_custom_loss", {}, 400, "forward_backward_custom"),
+        (
+            "create_sampling_session",
+            {"session_id": session, "sampling_session_seq_id": 0},
+            400,
+            "base",
+        ),
+        ("asample", {"prompt": {"chunks": []}, "sampling_params": {}}, 400, "expected one"),
+        ("asample", {"sampling_session_id": "a:sample:0"}, 422, "prompt"),
+        ("retrieve_future", {"request_id": "unknown"}, 410, "not known"),
+        ("copy_weights", {"source_path": "x", "destination_project_id": "p"}, 400, "projects"),
+        ("weights_info", {"tinker_path": "tinker://x"}, 400, "tinker://MODEL"),
+        ("weights_info", {"tinker_path": f"tinker://{model}/weights/../x"}, 400, "tinker://MODEL"),
+        ("billing/usage/events", {}, 404, "does not offer"),
+        ("auth/token", {}, 404, "does not offer"),
+    ]
+    yield from ((path, json.dumps(fields), JSON, *rest) for path, fields, *rest in given)
+    yield "create_session", b"{", JSON, 422, "JSON"
+    yield "create_session", b"[" * 100_000, JSON, 422, "JSON"
+
+
+def test_broken_calls_are_refused_in_one_line_that_says_what_to_do(one):
+    model = one.model(session := one.session())
+    for path, content, headers, status, what in refusals(model, session):
+        reply = one.http.post(path, content=content, headers=headers)
+        assert reply.status_code == status, (path, content[:80], reply.text)
+        fields = reply.json()
+        told = fields["detail"] if "detail" in fields else fields["error"]["message"]
+        assert what in told and "\n" not in told, told
+
+
+FAILING = [
+    ({"loss": "stable_reinforce"}, "importance_sampling"),
+    ({"loss": "none"}, "offered: cross_entropy"),
+    ({"config": {"clip_low_threshold": 0.5}}, "no setting"),
+    ({"loss": "ppo"}, "'advantages', 'clip"),
+    ({"advantages": np.zeros(16, np.float32)}, "got 'advantages'"),
+    ({"weights": np.zeros(3, np.float32)}, "shape [3]"),
+    ({"weights": np.full(16, np.nan, np.float32)}, "finite"),
+    ({"ids": [10**6] * 5}, "tokens from 0"),
+    ({"ids": [*range(99)]}, "at most 64 tokens"),
+    ({"ids": [5]}, "a token at least"),
+    ({"loss": "dro", "config": {"beta": "x"}}, "beta='x'"),
+    ({"loss": "dro"}, "expected beta"),
+]
+
+
+@pytest.mark.parametrize("more, what", FAILING)
+def test_calls_that_cannot_be_done_fail_in_one_line_and_the_next_one_goes_on(one, more, what):
+    model = one.model(one.session())
+    failed = one.fetch(one.backward(model, 1, **more))
+    assert what in failed["error"] and failed["category"] == "user", failed
+    assert one.loss(one.backward(model, 2)) > 0
+
+
+def test_steps_and_saves_that_cannot_be_done_fail_in_one_line(one):
+    model = one.model(one.session())
+    adam = [({"learning_rate": 1e-3}, "expected a forward_backward"), ({"beta1": 1.5}, "beta1")]
+    for number, (own, what) in enumerate(adam, 1):
+        if number == 2:
+            number = 3
+            one.backward(model, 2)
+        assert what in one.fetch(one.step(model, number, **own))["error"]
+    saves = [
+        ("save_weights", {"path": "../x"}, "letters"),
+        ("save_weights", {"path": "x", "ttl_seconds": 5}, "3600"),
+        ("save_weights_for_sampler", {}, "sampling_session_seq_id"),
+        ("save_weights_external", {"path": "x", "age_encryption_recipients": ["a"]}, "encrypt"),
+        ("load_weights", {"path": "tinker://x", "optimizer": False}, "first call"),
+    ]
+    for number, (kind, fields, what) in enumerate(saves, 4):
+        failed = one.fetch(one.post(kind, model_id=model, seq_id=number, **fields))
+        assert what in failed["error"], failed
+
+
+SAMPLES = [
+    ({"sampling_params": {"max_tokens": 99}}, "the context is 64"),
+    ({"sampling_params": {"max_tokens": 0}}, "max_tokens"),
+    ({"sampling_params": {"temperature": -1}}, "temperature"),
+    ({"sampling_params": {"top_p": 2}}, "top_p"),
+    ({"sampling_params": {"stop": [""]}}, "stop"),
+    ({"num_samples": 0}, "num_samples"),
+    ({"prompt_logprobs_last_n": 9, "prompt_logprobs": True}, "prompt_logprobs_last_n"),
+    ({"record_stability_info": True}, "stable_reinforce"),
+    ({"prompt": {"chunks": [{"type": "encoded_text", "tokens": [-1]}]}}, "tokens from 0"),
+    ({"prompt": {"chunks": []}}, "a token at least"),
+    ({"target_prompt_logprobs": {"data": [1], "dtype": "int64", "shape": [1, 1]}}, "[6, K]"),
+    ({"topk_prompt_logprobs": 10**6}, "topk_prompt_logprobs"),
+]
+
+
+@pytest.mark.parametrize("more, what", SAMPLES)
+def test_samples_that_cannot_be_drawn_are_refused_in_one_line(one, more, what):
+    prompt = {"chunks": [{"type": "encoded_text", "tokens": TEXT[:7]}]}
+    asked = dict(session_id=one.session(), sampling_session_seq_id=0, base_model="org/Name")
+    sampler = one.post("create_sampling_session", **asked)
+    fields = {"prompt": prompt, "seq_id": 0, "sampling_params": {}} | more
+    fields["sampling_session_id"] = sampler["sampling_session_id"]
+    assert what in one.post("asample", status=400, **fields).get("detail", ""), what
+
+
+@pytest.mark.release
+def test_twenty_kills_lose_no_step_and_apply_none_twice(tmp_path):
+    """Each step moves by a rate of its own, so the end tells which were taken."""
+    rng, process, ends = random.Random(0), None, []
+
+    def start():
+        command = [sys.executable, "-m", "marft_jax.serve", "--api", "tinker", "--port", "0"]
+        more = ["--model.base", "tiny", "--run.dir", str(tmp_path / "run"), "--rank", "4"]
+        process = subprocess.Popen([*command, *more], stderr=subprocess.PIPE, text=True)
+        line = next(line for line in process.stderr if "serves at" in line)
+        return process, Caller(line.split()[-1])
+
+    def run(kills):
+        nonlocal process
+        process, one = start()
+        model = one.model(one.session())
+        for number in range(1, 41):
+            due = kills and rng.random() < 0.5
+            while True:
+                try:
+                    if due:
+                        due, kills = False, kills - 1
+                        time.sleep(rng.random() * 0.02)
+                        os.kill(process.pid, signal.SIGKILL)
+                    promise = (
+                        one.backward(model, number) if number % 2 else
+                        one.step(model, number, learning_rate=1e-3 * number)
+                    )  # fmt: skip
+                    if kills and rng.random() < 0.3:
+                        kills -= 1
+                        time.sleep(rng.random() * 0.1)
+                        os.kill(process.pid, signal.SIGKILL)
+                    one.fetch(promise)
+                    break
+                except httpx.HTTPError:
+                    process.wait()
+                    process, one = start()
+        assert kills == 0
+        ends.append(one.loss(one.backward(model, 41)))
+        process.kill()
+        process.wait()
+
+    run(0)
+    run(20)
+    assert ends[0] == ends[1]
