@@ -2,7 +2,8 @@
 
     python scripts/benchmark.py                            # SmolLM2-135M's shape, random weights
     python scripts/benchmark.py --model qwen2.5-1.5b --dtype bfloat16 --rows 64
-    python scripts/benchmark.py --peer hf                  # the same work in transformers + peft
+    python scripts/benchmark.py --model experts --peer hf  # the same work in transformers + peft
+    python scripts/benchmark.py --model FOLDER --peer vllm --url http://127.0.0.1:8000
     python scripts/benchmark.py --json > results.json
 
 The matmul peak and the memory bandwidth are measured right before each work, and a peer runs in
@@ -15,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import importlib.util
 import json
 import platform
 import time
@@ -201,7 +203,9 @@ def main() -> None:
     parser.add_argument(
         "--only", nargs="+", default=[""], metavar="WORD", help="what has such a word in its name"
     )
-    parser.add_argument("--peer", choices=["hf"], help="also measure the same work there")
+    parser.add_argument("--peer", choices=["hf", "vllm"], help="also measure the same work there")
+    served = "address of vLLM, and names of adapters there; without any, its base is measured"
+    parser.add_argument("--url", nargs="+", metavar=("URL", "NAME"), help=served)
     parser.add_argument("--json", action="store_true")
     own = parser.parse_args()
     processes.start(config_lib.Mesh())
@@ -210,12 +214,20 @@ def main() -> None:
     bench = Bench(base, mesh, own.rank, own.repeats, own.microbatch_tokens)
     say = Console(stderr=True, highlight=False).print
     peers = {}
-    if own.peer:
+    if own.peer == "vllm":
+        import benchmark_vllm  # beside this file
+
+        url, *names = own.url or ["http://127.0.0.1:8000"]
+        peers = benchmark_vllm.works(url, names, base.config.vocab_size, PROMPT, NEW)
+    elif own.peer:
         import benchmark_hf  # beside this file
 
         peers = benchmark_hf.works(SHAPES.get(own.model, own.model), own.rank, PROMPT, NEW)
     todo = works(bench, own.rows, own.agents)
     wanted = [name for name in todo if any(word in name for word in own.only)]
+    if not importlib.util.find_spec("llguidance"):
+        say('left out for lack of llguidance (pip install -e ".[structured]"): a JSON schema')
+        wanted = [name for name in wanted if "schema" not in name]
     if not wanted:
         parser.error(f"--only: expected a part of {'; '.join(todo)}, got {' '.join(own.only)}")
     results = {}
