@@ -362,7 +362,8 @@ class Models:
         adapter, base = learning.take(self._policy(model), 0), self.base
         yield 0
         if kind == "external_weights":
-            of_model = "model", base.config.layers_with, dict(base.config.spelling)
+            inside, spelling = peft.layers_in(base.source), dict(base.config.spelling)
+            of_model = inside, base.config.layers_with, spelling
             factors = cast(peft.Factors, adapter.factors)
             with self._store.saving(saved, facts) as draft:
                 peft.write(draft, factors, adapter.alpha, base.source, *of_model)
