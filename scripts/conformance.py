@@ -13,6 +13,7 @@ the tests, and `--recorded FILE` compares with those.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import re
 import sys
@@ -336,7 +337,7 @@ MEANT: dict[str, list[tuple[str, str]]] = {
         ("^/responses", r"with logprobs\[\]\.bytes"),
     ],
     "Without `temperature` an agent answers greedily, and other sampled texts differ.": [
-        (r'"temperature": (null|[12])', "said"),
+        (r'"temperature": (null|[12])', "said|with(out)? .*incomplete_details"),
     ],
     "JSON of a schema has spaces, and so more tokens.": [("_format|json_schema", "said")],
     "A call names its model; no model is not the only one.": [('"model": (null|"")', "status 404")],
@@ -435,9 +436,11 @@ def write_base(folder: Path) -> None:
     (folder / "chat_template.jinja").write_text(TEMPLATE)
 
 
-def ask_all(url: str) -> dict[str, Any]:
+def ask_all(url: str, every: int = 1) -> dict[str, Any]:
+    """Answers of all calls, or of every so many."""
+    chosen = itertools.islice(calls(), 0, None, every)
     with httpx.Client(base_url=url, timeout=120) as client:
-        return {name: ask(client, path, body) for name, path, body in calls()}
+        return {name: ask(client, path, body) for name, path, body in chosen}
 
 
 def main() -> int:

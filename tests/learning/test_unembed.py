@@ -81,7 +81,7 @@ def by_definition(policy, adapter, datum, factors):
 
 
 def test_logprobs_and_gradients_are_those_of_the_sum_of_the_matrices(policy, adapters):
-    data = [x for slot in adapters for x in data_of(slot)]
+    data = [x for slot in adapters for x in data_of(slot, 1)]
     sums, found = learning.forward_backward(policy, data, "cross_entropy")
     for slot, adapter in adapters.items():
         own = [(x, f) for x, f in zip(data, found, strict=True) if x.owner == slot]

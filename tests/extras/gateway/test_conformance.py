@@ -47,18 +47,21 @@ def ours(conformance, client):
     return conformance.ask_all(str(client.base_url))
 
 
-def differences(conformance, ours, other):
-    assert {*ours} == {*other} and len(ours) > 380
+def differences(conformance, ours, other, least=380):
+    assert {*ours} <= {*other} and len(ours) > least
     found = {name: conformance.differences(name, ours[name], other[name]) for name in ours}
     return {name: lines for name, lines in found.items() if lines}
 
 
-def test_answers_are_those_of_vllm_but_for_what_is_meant(conformance, ours, repository):
+@pytest.mark.parametrize("every", [4, pytest.param(1, marks=pytest.mark.release)])
+def test_answers_are_those_of_vllm_but_for_what_is_meant(conformance, client, repository, every):
     file = repository / "tests" / "extras" / "gateway" / "vllm_answers.json"
     assert file.stat().st_size < 100_000
-    assert differences(conformance, ours, conformance.recorded(file)) == {}
+    some = conformance.ask_all(str(client.base_url), every)
+    assert differences(conformance, some, conformance.recorded(file), 380 // every) == {}
 
 
+@pytest.mark.release
 def test_what_is_meant_stands_in_the_readme_and_is_seen(conformance, ours, repository):
     readme = (repository / "marft_jax" / "extras" / "gateway" / "README.md").read_text()
     file = repository / "tests" / "extras" / "gateway" / "vllm_answers.json"

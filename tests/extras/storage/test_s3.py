@@ -133,7 +133,7 @@ def test_a_bucket_that_can_only_be_read_is_refused_before_a_model_is_loaded(
     assert "that can be written" in line and "Forbidden" in line
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_a_process_that_is_killed_again_and_again_loses_no_saved_step(server, home, quick):
     for moment in range(1, 7):
         saved = s3_server.killed_at(
