@@ -178,7 +178,7 @@ def open_base(
             return leaf.replace(jnp.ones(leaf.shape, leaf.dtype))
         own = jax.random.fold_in(key, zlib.crc32("/".join(map(str, keys)).encode()))
         shape = jax.tree.leaves(leaf)[0].shape  # of the values, where they are packed
-        drawn = jax.random.normal(own, shape, dtype) * jnp.asarray(shape[-2] ** -0.5, dtype)
+        drawn = jax.random.normal(own, shape, dtype) * jnp.asarray(shape[-2:][0] ** -0.5, dtype)
         plain = isinstance(leaf.get_value(), jax.ShapeDtypeStruct)
         return leaf.replace(drawn if plain else blocks.pack(drawn, quantize))
 
