@@ -83,6 +83,8 @@ class Store:
         folder.mkdir(parents=True, exist_ok=True)
         for draft in folder.rglob(f"{DRAFT}*"):
             shutil.rmtree(draft, ignore_errors=True)
+        for draft in folder.glob("models/*/calls/.*"):  # of a process that was killed
+            draft.unlink()
 
     def _model(self, model: str) -> Path:
         if not _MODEL.fullmatch(model):
@@ -116,7 +118,7 @@ class Store:
             jsonlines.write(draft / _FACTS, [json.dumps({**facts, "number": number})])
         for older in _states(folder)[:-1]:
             remove(older)
-        calls = sorted(folder.glob("calls/*"))
+        calls = sorted(folder.glob("calls/[0-9]*"))
         for file in calls[:-1]:
             if int(file.name.partition(".")[0]) <= number - _KEPT_CALLS:
                 file.unlink()
@@ -227,9 +229,7 @@ def _states(folder: Path) -> list[Path]:
 def _replace(file: Path, body: bytes) -> None:
     """Writes a file that is whole or not there, and on the disk."""
     file.parent.mkdir(parents=True, exist_ok=True)
-    draft = file.with_name(f".{file.name}")
-    with draft.open("wb") as stream:
+    with jsonlines.draft_of(file) as draft, draft.open("wb") as stream:
         stream.write(body)
         stream.flush()
         os.fsync(stream.fileno())
-    os.replace(draft, file)
