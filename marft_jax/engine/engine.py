@@ -249,7 +249,7 @@ class Engine:
         done: list[tuple[int, Completion]] = []
         for slot in in_use:
             entry, n = self._active[slot], int(count[slot])
-            end = self._stopped_at(entry.request, ids[slot, :n].tolist())
+            end = self._stopped_at(entry.request, ids[slot, :n])
             if end is None and active[slot]:
                 self.partial[entry.ticket] = ids[slot, :n].copy()
             else:
@@ -265,9 +265,11 @@ class Engine:
                     self._schedule.extend(slot, own[0][:-1])  # the last one was never read
         return done
 
-    def _stopped_at(self, request: Request, ids: list[int]) -> int | None:
+    def _stopped_at(self, request: Request, ids: np.ndarray) -> int | None:
         """Number of ids up to the first stop text or stop id; None where there is none."""
-        found = [ids.index(stop) + 1 for stop in request.stop_ids if stop in ids]
-        if stops := request.sampling.stop:
-            found += [end for end in [stopped_at(ids, stops, self._decode_text)] if end]
+        found, stops = list[int](), request.sampling.stop
+        if request.stop_ids:
+            found += (np.flatnonzero(np.isin(ids, request.stop_ids))[:1] + 1).tolist()
+        if stops and (end := stopped_at(ids.tolist(), stops, self._decode_text)) is not None:
+            found.append(end)
         return min(found, default=None)

@@ -176,8 +176,7 @@ def action_logprobs(
     r: Rows[jax.Array],
 ) -> tuple[jax.Array, jax.Array]:
     """``score_actions`` of the policy."""
-    states_BAD = policy_states(graphdef, base, adapters, scale, r)
-    unembed = on_vocabulary(adapters or {}, scale, dtype_of(base))
+    states_BAD, unembed = _through_policy(graphdef, base, adapters, scale, r)
     return score_actions(graphdef, base, states_BAD, r, unembed=unembed)
 
 
@@ -195,9 +194,16 @@ def top_tokens(
         logits = decoder.logits(hidden, vocabulary) / temperature[..., None]
         return jax.lax.top_k(log_softmax(logits), k)[::-1]
 
-    states_BAD = policy_states(graphdef, base, adapters, scale, r)
-    unembed = on_vocabulary(adapters or {}, scale, dtype_of(base))
+    states_BAD, unembed = _through_policy(graphdef, base, adapters, scale, r)
     return _in_chunks(graphdef, base, states_BAD, r, unembed, top)
+
+
+def _through_policy(
+    graphdef: Graph, base: decoder.Base, adapters: lora.Adapters | None, *scale_and_rows: Any
+) -> tuple[jax.Array, lora.FusedAdapters | None]:
+    """``policy_states``, and ``on_vocabulary`` of the same adapters."""
+    states_BAD = policy_states(graphdef, base, adapters, *scale_and_rows)
+    return states_BAD, on_vocabulary(adapters or {}, scale_and_rows[0], dtype_of(base))
 
 
 def on_vocabulary(

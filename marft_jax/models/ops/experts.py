@@ -268,7 +268,7 @@ def _rows_by_expert(x: Array, stack: Stack, sizes_G: Array, *, over: int) -> Arr
             return at + size, jax.lax.dynamic_update_slice_in_dim(y, new, at, 0)
 
         done = end - sizes_G[group], y
-        for size, left in ((large, large), (small, 1)):
+        for size, left in {large: large, small: 1}.items():  # one loop where both are as large
             done = jax.lax.while_loop(
                 lambda c, left=left: c[0] + left <= end, functools.partial(block, size), done
             )
