@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
+import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,7 @@ from typing import Any
 import fsspec
 from fsspec.implementations.memory import MemoryFileSystem
 
+from marft_jax.errors import BadInput
 from marft_jax.extras.storage.mirror import Mirror
 from marft_jax.formats import jsonlines
 from marft_jax.run.manifest import damage, remove, whole_folder
@@ -118,3 +121,31 @@ def train(place: Mirror, until: int, on_step: Callable[[int], Any] = lambda step
                 save(place, step)
                 on_step(step)
     return begun
+
+
+def race(makers: int, place: Callable[[], Mirror], each: float) -> tuple[int, int]:
+    """Lets several processes, each on a machine of its own, take a run in the same moment: how many
+    got it, and how many were refused."""
+    taken, refused, done = list[Mirror](), list[Mirror](), threading.Event()
+
+    def start(place: Mirror) -> None:
+        try:
+            with place.own():
+                taken.append(place)
+                done.wait(20)
+        except BadInput:
+            refused.append(place)
+
+    places = [place() for _ in range(makers)]
+    threads = [threading.Thread(target=start, args=(own,)) for own in places]
+    for own in places:
+        own.path.mkdir(parents=True)
+    for thread in threads:
+        thread.start()
+    until = time.monotonic() + 20
+    while len(refused) < makers - 1 and time.monotonic() < until:
+        time.sleep(each)
+    done.set()
+    for thread in threads:
+        thread.join()
+    return len(taken), len(refused)

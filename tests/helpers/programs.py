@@ -14,17 +14,9 @@ from marft_jax.extras.gateway import program
 from marft_jax.models.tokenizers import tokenizer
 from marft_jax.rollout.rollout import Rollout
 from marft_jax.team.workflows import find_workflow
+from scripts.conformance import TEMPLATE
 
-TAGGED = """\
-{%- if tools %}<|system|>{% for t in tools %}{{ t.function | tojson }}{% endfor %}{% endif %}
-{%- for m in messages %}
-{%- if m.role == 'tool' %}<|user|>answer: {{ m.content }}
-{%- else %}<|{{ m.role }}|>{{ m.content }}
-{%- for c in m.tool_calls or [] %}<tool_call>
-{"name": "{{ c.function.name }}", "arguments": {{ c.function.arguments | tojson }}}
-</tool_call>{% endfor %}{% endif %}
-{%- if m.role == 'assistant' %}<|end|>{% endif %}{% endfor %}
-{%- if add_generation_prompt %}<|assistant|>{% endif %}"""
+TAGGED = TEMPLATE
 """Calls as of Hermes and Qwen."""
 BARE = TAGGED.replace("<tool_call>", "").replace("</tool_call>", "")
 LLAMA = BARE.replace('"arguments"', '"parameters"').replace(

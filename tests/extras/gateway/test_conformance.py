@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import socket
 import subprocess
@@ -13,24 +12,14 @@ import pytest
 from serving import KEY, served
 
 from marft_jax import cli
+from scripts import conformance
 
 pytestmark = pytest.mark.slow
 SETTINGS = ["--model.context", "1024", "--team.max_new_tokens", "120"]
 
 
 @pytest.fixture(scope="module")
-def conformance(repository):
-    spec = importlib.util.spec_from_file_location(
-        "conformance", repository / "scripts" / "conformance.py"
-    )
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-@pytest.fixture(scope="module")
-def base(conformance, tmp_path_factory):
+def base(tmp_path_factory):
     folder = tmp_path_factory.mktemp("conformance") / "base"
     conformance.write_base(folder)
     return folder
@@ -43,38 +32,38 @@ def client(base, one_device):
 
 
 @pytest.fixture(scope="module")
-def ours(conformance, client):
+def ours(client):
     return conformance.ask_all(str(client.base_url))
 
 
-def differences(conformance, ours, other, least=380):
+def differences(ours, other, least=380):
     assert {*ours} <= {*other} and len(ours) > least
     found = {name: conformance.differences(name, ours[name], other[name]) for name in ours}
     return {name: lines for name, lines in found.items() if lines}
 
 
 @pytest.mark.parametrize("every", [4, pytest.param(1, marks=pytest.mark.release)])
-def test_answers_are_those_of_vllm_but_for_what_is_meant(conformance, client, repository, every):
+def test_answers_are_those_of_vllm_but_for_what_is_meant(client, repository, every):
     file = repository / "tests" / "extras" / "gateway" / "vllm_answers.json"
     assert file.stat().st_size < 100_000
     some = conformance.ask_all(str(client.base_url), every)
-    assert differences(conformance, some, conformance.recorded(file), 380 // every) == {}
+    assert differences(some, conformance.recorded(file), 380 // every) == {}
 
 
 @pytest.mark.release
-def test_what_is_meant_stands_in_the_readme_and_is_seen(conformance, ours, repository):
+def test_what_is_meant_stands_in_the_readme_and_is_seen(ours, repository):
     readme = (repository / "marft_jax" / "extras" / "gateway" / "README.md").read_text()
     file = repository / "tests" / "extras" / "gateway" / "vllm_answers.json"
     other, meant = conformance.recorded(file), conformance.MEANT.copy()
     for why in meant:
         assert f"| {why} |" in readme
         conformance.MEANT = {one: pairs for one, pairs in meant.items() if one != why}
-        assert differences(conformance, ours, other), f"{why} nothing differs"
+        assert differences(ours, other), f"{why} nothing differs"
     conformance.MEANT = meant
 
 
 @pytest.mark.release
-def test_answers_are_those_of_a_live_vllm(conformance, ours, base):
+def test_answers_are_those_of_a_live_vllm(ours, base):
     """MARFT_VLLM: the folder of its programs, such as /opt/vllm/bin."""
     if "MARFT_VLLM" not in os.environ:
         pytest.skip("needs vLLM for CPUs; MARFT_VLLM: the folder of its programs")
@@ -93,7 +82,7 @@ def test_answers_are_those_of_a_live_vllm(conformance, ours, base):
                 except httpx.HTTPError:
                     assert process.poll() is None and time.monotonic() < deadline
                     time.sleep(1)
-            assert differences(conformance, ours, conformance.ask_all(url)) == {}
+            assert differences(ours, conformance.ask_all(url)) == {}
         finally:
             process.terminate()
 
@@ -108,7 +97,7 @@ def kinds_of(stream):
     return [event.type for event in stream]
 
 
-def test_the_sdk_streams_text_calls_and_parsed_answers_of_chats(sdk, conformance):
+def test_the_sdk_streams_text_calls_and_parsed_answers_of_chats(sdk):
     from pydantic import create_model
 
     fields = dict(model="solver", messages=[{"role": "user", "content": "1+2=?"}], temperature=0)
@@ -127,7 +116,7 @@ def test_the_sdk_streams_text_calls_and_parsed_answers_of_chats(sdk, conformance
     assert call.function.parsed_arguments["a"] in ("x", "y")
 
 
-def test_the_sdk_streams_text_calls_and_parsed_answers_of_responses(sdk, conformance):
+def test_the_sdk_streams_text_calls_and_parsed_answers_of_responses(sdk):
     from pydantic import create_model
 
     fields = dict(model="solver", input="1+2=?", temperature=0)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import buckets
 import pytest
-from buckets import Bucket, Died, fault, metrics, names, newest, save, train
+from buckets import Bucket, Died, fault, metrics, names, newest, race, save, train
 from fsspec.implementations.memory import MemoryFileSystem
 
 from marft_jax.errors import BadInput, RunFailed
@@ -148,30 +148,12 @@ def test_a_second_process_is_refused_while_the_first_one_trains(elsewhere, capsy
 def test_of_several_processes_that_find_a_dead_one_a_single_one_takes_the_run(elsewhere):
     with contextlib.suppress(Died), owner().own(), fault(_die):
         raise Died
-    taken, refused, most = [], [], threading.Event()
 
-    def start(place: Mirror) -> None:
-        try:
-            with place.own():
-                taken.append(place)
-                most.wait(5)
-        except BadInput:
-            refused.append(place)
-
-    threads = []
-    for _ in range(5):
+    def place() -> Mirror:
         elsewhere()
-        (place := owner()).path.mkdir(parents=True)
-        threads.append(threading.Thread(target=start, args=(place,)))
-    for thread in threads:
-        thread.start()
-    until = time.monotonic() + 20
-    while len(refused) < 4 and time.monotonic() < until:
-        time.sleep(0.01)
-    most.set()
-    for thread in threads:
-        thread.join()
-    assert (len(taken), len(refused)) == (1, 4)
+        return owner()
+
+    assert race(5, place, 0.01) == (1, 4)
 
 
 def _die(kind, path, write):

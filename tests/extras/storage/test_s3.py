@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import threading
 import time
 
 import buckets
 import pytest
 import s3_server
-from buckets import metrics, newest
+from buckets import metrics, newest, race
 from run_files import lines_of
 
 import marft_jax
 from marft_jax import chat, cli, evaluate, export, imitate, report, train
-from marft_jax.errors import BadInput
 from marft_jax.extras.storage import lock, mirror
 from marft_jax.extras.storage.mirror import Mirror
 from marft_jax.run.checkpoints import Checkpoints
@@ -152,30 +150,11 @@ def test_a_process_that_is_killed_again_and_again_loses_no_saved_step(server, ho
 
 
 def test_of_several_processes_a_single_one_makes_the_lock(server, home, quick):
-    taken, refused, done = [], [], threading.Event()
-
-    def start(place):
-        try:
-            with place.own():
-                taken.append(place)
-                done.wait(20)
-        except BadInput:
-            refused.append(place)
-
-    threads = []
-    for _ in range(4):
+    def place():
         home()
-        (place := Mirror(RUN, trains=True)).path.mkdir(parents=True)
-        threads.append(threading.Thread(target=start, args=(place,)))
-    for thread in threads:
-        thread.start()
-    until = time.monotonic() + 20
-    while len(refused) < 3 and time.monotonic() < until:
-        time.sleep(0.05)
-    done.set()
-    for thread in threads:
-        thread.join()
-    assert (len(taken), len(refused)) == (1, 3)
+        return Mirror(RUN, trains=True)
+
+    assert race(4, place, 0.05) == (1, 3)
 
 
 @pytest.mark.parametrize("kind", ["503 Slow Down", "403 Forbidden", "lost", "slow"])
