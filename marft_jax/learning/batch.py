@@ -6,7 +6,7 @@ microbatches into blocks with about as many decisions of each adapter.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -128,7 +128,7 @@ def pack_turns(
     shards: int = 1,
     seed: Sequence[int] = (0,),
     share: bool = False,
-    recurrent: Container[str] = (),
+    branches: Mapping[str, int] | None = None,
     bases: Sequence[str] | None = None,
     d_models: Mapping[str, int] | None = None,
     prompts: bool = False,
@@ -141,7 +141,7 @@ def pack_turns(
         shards: the rows of a microbatch are a multiple of this.
         seed: decides which episodes are in one minibatch.
         share: data of a row share their prefixes.
-        recurrent: bases whose data share none: their layers keep one state for each sequence.
+        branches: of each base, by default 1: these are a multiple of so many tokens.
         bases: the base of each agent; by default all are on ``main``.
         d_models: width of each base, by default 2048; the rows of a narrow base are less wide.
         prompts: packs the prompts on their own too; decisions are actions.
@@ -165,7 +165,8 @@ def pack_turns(
     def rows_of(base: str, data: Sequence[Datum], blocks: Sequence[Sequence[int]]) -> Packed:
         return pack(
             data, blocks, config.microbatch_tokens, shards=shards, rng=rng,
-            share=share and base not in recurrent, d_model=(d_models or {}).get(base, 2048),
+            branches=(branches or {}).get(base, 1) if share else 0,
+            d_model=(d_models or {}).get(base, 2048),
         )  # fmt: skip
 
     packed = {

@@ -118,11 +118,11 @@ class Datum(NamedTuple):
             self.owner, self.ids[:end], *learned, divisors=self.divisors, labels=self.labels[:end]
         )
 
-    def shared_with(self, other: Datum) -> int:
-        """Tokens of the longest prefix that both have."""
-        n = min(len(self.ids), len(other.ids)) if self.owner == other.owner else 0
+    def shared_with(self, other: Datum, branches: int = 1) -> int:
+        """Tokens of the longest prefix that both have, of a multiple of ``branches``; 0: none."""
+        n = min(len(self.ids), len(other.ids)) if branches and self.owner == other.owner else 0
         same = (self.ids[:n] == other.ids[:n]) & (self.labels[:n] == other.labels[:n])
-        return n if same.all() else int(same.argmin())
+        return (n if same.all() else int(same.argmin())) // max(1, branches) * branches
 
 
 class TeamData(NamedTuple):

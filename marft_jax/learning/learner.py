@@ -71,7 +71,7 @@ class Learner:
         self._packing = {
             "shards": mesh_lib.row_shards(mesh),
             "share": settings.algo.reuse,
-            "recurrent": [name for name, base in bases.items() if base.config.recurrent],
+            "branches": {name: base.config.branches for name, base in bases.items()},
             "d_models": {name: base.config.d_model for name, base in bases.items()},
             "constraint": functools.partial(_constraint, team, bases),
         }

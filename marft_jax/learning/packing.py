@@ -51,7 +51,7 @@ def pack(
     *,
     shards: int,
     rng: np.random.Generator,
-    share: bool,
+    branches: int,
     d_model: int,
 ) -> Packed:
     """Packs data into rows.
@@ -61,12 +61,19 @@ def pack(
         microbatch_tokens: most tokens of one, unless a datum is longer.
         shards: the rows of a microbatch are a multiple of this.
         rng: decides which microbatch of a block a row is in.
-        share: data of a row share their prefixes.
+        branches: data of a row share prefixes of a multiple of so many tokens; 0: none. Where it is
+            not 1 every datum begins at such a multiple, and none shares where that costs more.
         d_model: width of the base; the rows of a narrow base are less wide.
     """
-    if share:
+    sizes = microbatch_tokens, shards, d_model
+    if branches:
         blocks = [sorted(own, key=lambda i: (data[i].owner, data[i].sort_key)) for own in blocks]
-    packed, width, passes, height = layout(data, blocks, share, microbatch_tokens, shards, d_model)
+    chosen = layout(data, blocks, branches, *sizes)
+    if branches > 1:
+        apart = layout(data, blocks, 0, *sizes)
+        if apart.cost(d_model) <= chosen.cost(d_model):
+            chosen, branches = apart, 0
+    packed, width, passes, height = chosen
     counts = np.array([(datum.units[-1] + 1, len(datum.targets)) for datum in data])
     filled = [counts[row].sum(0) for of_block in packed for row in of_block]
     units, actions = np.max(filled, axis=0).tolist()
@@ -79,7 +86,7 @@ def pack(
         for i, row in enumerate(rng.permutation(len(of_block))):
             at, numbers = (begin + i % passes, i // passes), of_block[row]
             one = jax.tree.map(lambda x, at=at: x[at], rows)
-            fill_row(one, [data[n] for n in numbers], share, sets[begin // passes][row])
+            fill_row(one, [data[n] for n in numbers], branches, sets[begin // passes][row])
             for kind, places in enumerate(flat):
                 spans = zip((ends - counts)[numbers, kind], ends[numbers, kind], strict=True)
                 own = np.concatenate([np.arange(*span) for span in spans])
@@ -163,7 +170,7 @@ class Layout(NamedTuple):
 def layout(
     data: Sequence[Datum],
     blocks: Sequence[Sequence[int]],
-    share: bool,
+    branches: int,
     microbatch_tokens: int,
     shards: int,
     d_model: int,
@@ -177,16 +184,17 @@ def layout(
 
     Args:
         blocks: numbers of the data of each; data that share a prefix are side by side.
+        branches: as of ``pack``.
     """
     shared = [
-        np.array([share and data[j].shared_with(data[i]) for i, j in pairwise(block)], int)
+        np.array([data[j].shared_with(data[i], branches) for i, j in pairwise(block)], int)
         for block in blocks
     ]
     learned = sum(len(data[i].targets) for block in blocks for i in block)
 
     def at(width: int, most: int = learned) -> Layout:
         both = zip(blocks, shared, strict=True)
-        packed = [_pack(data, x, width, y, most) for x, y in both if x]
+        packed = [_pack(data, x, width, y, most, max(1, branches)) for x, y in both if x]
         limit = max(1, microbatch_tokens // width // shards) * shards
         fullest = max(map(len, packed))
         passes = -(-fullest // limit)
@@ -194,9 +202,10 @@ def layout(
         return Layout(packed, width, passes, min(limit, height))
 
     longest = bucket(max(len(data[i].ids) for block in blocks for i in block))
-    widest = max(2 * longest, min(4 * longest, _SHORT)) if share else 2 * longest
+    longest = round_up(longest, max(1, branches))
+    widest = max(2 * longest, min(4 * longest, _SHORT)) if branches else 2 * longest
     widest = min(widest, microbatch_tokens // shards)
-    rungs = 1 if share else 4  # shared prefixes may be cut almost anywhere
+    rungs = 1 if branches else 4  # shared prefixes may be cut almost anywhere
     widths = {bucket(width, rungs=rungs) for width in range(longest + 1, widest + 1)}
     usual, wider = at(longest), [at(width) for width in sorted(widths) if width <= widest]
     best = min(wider, key=lambda layout: layout.cost(d_model), default=usual)
@@ -211,15 +220,21 @@ def action_slots(n: int) -> int:
 
 
 def _pack(
-    data: Sequence[Datum], block: Sequence[int], width: int, shared: np.ndarray, most: int
+    data: Sequence[Datum],
+    block: Sequence[int],
+    width: int,
+    shared: np.ndarray,
+    most: int,
+    step: int,
 ) -> list[list[int]]:
     """Packs each, longest first, into the row with the longest shared prefix, else the first fit.
 
     Args:
         shared: tokens that each datum of the block and the next share.
         most: learned tokens of a row, if it has more than one datum.
+        step: each datum begins at a multiple of it, as the width is.
     """
-    read = np.array([len(data[i].ids) for i in block])
+    read = np.array([round_up(len(data[i].ids), step) for i in block])
     acted = np.array([len(data[i].targets) for i in block])
     most, row_of, rows = max(most, acted.max()), np.full(len(read), -1), list[list[int]]()
     room, spare = np.full(len(read), width), np.full(len(read), most)

@@ -381,13 +381,12 @@ def _packed(
         key = level, datum.owner, loss, datum.forbidden is None, *sorted(datum.inputs)
         groups.setdefault(key, []).append(i)
     how = {"shards": mesh_lib.row_shards(policy.mesh), "d_model": config.d_model}
-    share = not config.recurrent
     return [
         (
             own,
             pack(
                 [data[i] for i in own], [range(len(own))], _TOKENS,
-                rng=np.random.default_rng(0), share=share, **how,
+                rng=np.random.default_rng(0), branches=config.branches, **how,
             ),
             key[0],
         )

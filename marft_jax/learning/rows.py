@@ -15,6 +15,7 @@ import numpy as np
 
 from marft_jax.learning.data import Datum
 from marft_jax.learning.forbidden import Forbidden
+from marft_jax.parallel.ladder import round_up
 
 Level = Literal["action", "token"]
 Array = TypeVar("Array", bound=np.ndarray | jax.Array)
@@ -126,21 +127,23 @@ def empty_rows(
 
 
 def fill_row(
-    row: Rows[np.ndarray], data: Sequence[Datum], share: bool, forbidden: Forbidden[np.ndarray]
+    row: Rows[np.ndarray], data: Sequence[Datum], branches: int, forbidden: Forbidden[np.ndarray]
 ) -> None:
     """Writes data into a row, their learned tokens and units in order.
 
     Args:
         row: views of one empty row, without the axis B.
         data: sorted, so that those which share a prefix stand side by side.
-        share: a prefix that a datum shares with the one before it is not written again.
+        branches: as of ``packing.pack``; a prefix that a datum shares with the one before it is not
+            written again.
         forbidden: that of the data, joined.
     """
     end, a, k = 0, 0, 0
     places = np.zeros(0, int)  # where each token of the datum stands in the row
     for i, datum in enumerate(data):
-        known = datum.shared_with(data[i - 1]) if share and i else 0
-        start, end = end, end + len(datum.ids) - known
+        known = datum.shared_with(data[i - 1], branches) if i else 0
+        start = round_up(end, max(1, branches))
+        end = start + len(datum.ids) - known
         places = np.concatenate([places[:known], np.arange(start, end)])
         row.tokens.ids_BT[start:end] = datum.ids[known:]
         row.tokens.positions_BT[start:end] = np.arange(known, len(datum.ids))

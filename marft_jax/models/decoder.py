@@ -46,6 +46,7 @@ from marft_jax.models.ops.attention import (
 )
 from marft_jax.models.ops.products import product
 from marft_jax.models.ops.remat import Remat, rematerialised
+from marft_jax.models.ops.state import CHUNK, tokens_before
 from marft_jax.models.parts.attention import (
     AttentionConfig,
     Ropes,
@@ -169,6 +170,12 @@ class DecoderConfig:
     def recurrent(self) -> bool:
         """True where the mixer of a layer has a recurrent state."""
         return any(layer.mixer.recurrent for layer in self.layers)
+
+    @property
+    def branches(self) -> int:
+        """A sequence may go on from the prefix of another in its row after so many tokens, or a
+        multiple of them."""
+        return CHUNK if self.recurrent else 1
 
     def matrices(self) -> dict[str, list[Matrix]]:
         """Every matrix that may have an adapter, by its stack, of each layer that has it."""
@@ -534,9 +541,12 @@ def forward(
     """
     decoder: Decoder = nnx.merge(graphdef, base)
     attend = attend_rows(decoder.attention, until_BT, positions_BT, decoder.config.window)
+    before_BN = None
     if real_BT is not None:  # padding goes on with the state as it is
         until_BT = jnp.full_like(until_BT, until_BT.shape[1] - 1)
-    reading = Reading(attend, until_BT, real_BT)
+    elif decoder.config.recurrent:
+        before_BN = tokens_before(until_BT)
+    reading = Reading(attend, until_BT, real_BT, before_BN=before_BN)
     return decoder.hidden(tokens_BT, positions_BT, reading, None, lora, owners)
 
 

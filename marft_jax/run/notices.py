@@ -62,8 +62,8 @@ def notices(models: TeamModels, able: Capabilities) -> Iterator[str]:
         yield f"matrices with adapters in {base.source}: {adapted}"
         if base.config.recurrent:
             yield (
-                f"{base.source} has layers with a recurrent state: in the update packed sequences "
-                "share no prefixes, and a prompt is reused up to a multiple of 64 tokens"
+                f"{base.source} has layers with a recurrent state: prefixes are shared up to a "
+                f"multiple of {base.config.branches} tokens, in sampling and in the update"
             )
 
 

@@ -24,7 +24,7 @@ from marft_jax.interop import peft
 from marft_jax.interop.initial import initial_adapters
 from marft_jax.learning import batch as batch_lib
 from marft_jax.models import config_json, decoder, lora
-from marft_jax.models.ops import delta
+from marft_jax.models.ops import delta, state
 from marft_jax.models.weights.load import abstract_decoder, load_base
 from marft_jax.sampling.protocol import Request
 from marft_jax.types import MAIN, Sampling
@@ -107,9 +107,9 @@ def forward(name: str):
 
     @jax.jit
     def run(table, tree, tokens, until, owners):
-        begins = jnp.pad(until[:, 1:] != until[:, :-1], ((0, 0), (1, 0)), constant_values=True)
-        at = jnp.arange(tokens.shape[1])[None]
-        positions = at - jax.lax.cummax(jnp.where(begins, at, 0), axis=1)
+        at = jnp.arange(tokens.shape[1])
+        earlier = (at[None, :, None] > at[None, None]) & (until[:, None] >= at[None, :, None])
+        positions = earlier.sum(-1)
         fused = lora.fuse(tree, lora.scale_of(tree, small.ALPHA), jnp.float32)
         params = jax.tree.map(lambda x: x, model.params)
         params["embed"]["embedding"] = params["embed"]["embedding"].replace(table)
@@ -148,28 +148,68 @@ def one_by_one(tokens: delta.Writes, state, begins_BT):
     return jnp.moveaxis(out, 0, 2), state
 
 
-@pytest.mark.parametrize("ends", [[(150,)] * 2, [(20, 70, 71, 150), (64, 128, 150)]], ids=str)
-def test_chunks_are_the_recurrence_in_values_and_gradients(ends):
-    """Also from a given state, and with sequences that begin within chunks and at their borders."""
-    tokens, (t, one) = delta_inputs(150), (150, len(ends[0]) == 1)
-    state = jnp.asarray(np.random.default_rng(1).normal(size=(2, 3, 8, 12)), jnp.float32) * one
-    begins, until = np.zeros((2, t), bool), np.zeros((2, t), int)
-    for row, own in enumerate(ends):
-        for start, end in zip((0, *own), own, strict=False):
-            begins[row, start], until[row, start:end] = not one, end - 1
+def test_chunks_are_the_recurrence_from_a_given_state():
+    tokens, t = delta_inputs(150), 150
+    start = jnp.asarray(np.random.default_rng(1).normal(size=(2, 3, 8, 12)), jnp.float32)
+    found = jax.jit(delta.chunked)(tokens, start, jnp.full((2, t), t - 1))[:2]
+    expected = one_by_one(tokens, start, np.zeros((2, t), bool))
+    chex.assert_trees_all_close(found, expected, rtol=2e-4, atol=2e-4)
+
+
+def row_of(*sequences: Sequence[tuple[int, int]]) -> tuple[np.ndarray, list[np.ndarray]]:
+    """(last reader of each token of a row, places of each sequence), of spans of places."""
+    places = [np.concatenate([np.arange(*span) for span in spans]) for spans in sequences]
+    until = np.arange(max(own[-1] for own in places) + 1)
+    for own in places:
+        until[own] = own[-1]
+    return until, places
+
+
+ROWS = {
+    "one": [[(0, 150)]],
+    "beside each other": [[(0, 20)], [(20, 70)], [(70, 71)], [(71, 150)]],
+    "at borders": [[(0, 64)], [(64, 128)], [(128, 150)]],
+    "one prefix": [[(0, 100)], [(0, 64), (128, 150)], [(0, 64), (192, 300)]],
+    "prefixes of prefixes": [
+        [(0, 140)],
+        [(0, 128), (192, 320)],
+        [(0, 128), (192, 256), (320, 340)],
+        [(0, 64), (384, 400)],
+        [(448, 520)],
+        [(448, 512), (576, 577)],
+    ],
+}
+"""Sequences by the spans of a row where they stand. They go on from prefixes at borders of 64."""
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_sequences_of_a_row_are_the_recurrence_in_values_and_gradients(name):
+    until, places = row_of(*ROWS[name])
+    tokens, t = delta_inputs(len(until)), len(until)
+    weights = jnp.cos(jnp.arange(2 * 3 * t * 12.0)).reshape(2, 3, t, 12)
+    until_BT = jnp.asarray(np.stack([until, np.arange(t)]))  # tokens of the second row are alone
+    new = [np.setdiff1d(own, np.concatenate([[-1], *places[:i]])) for i, own in enumerate(places)]
+
+    def branched(tokens):
+        return delta.branched(tokens, until_BT, state.tokens_before(until_BT))
+
+    def apart(tokens):
+        whole, (_, h, _, c) = jnp.zeros_like(tokens.v), tokens.v.shape
+        for own, mine in zip(places, new, strict=True):
+            alone = jax.tree.map(lambda x, own=own: x[:1, :, own], tokens)
+            zeros = jnp.zeros((1, h, tokens.k.shape[-1], c))
+            out, _ = one_by_one(alone, zeros, np.zeros((1, len(own)), bool))
+            whole = whole.at[:1, :, mine].set(out[:, :, np.searchsorted(own, mine)])
+        single = tokens.beta[..., None] * (tokens.q * tokens.k).sum(-1, keepdims=True) * tokens.v
+        return whole.at[1].set(single[1])
 
     def weighed(run):
-        weights = jnp.cos(jnp.arange(2 * 3 * t * 12.0)).reshape(2, 3, t, 12)
+        read = np.isin(np.arange(t), np.concatenate(places))[None, None, :, None]
+        return jax.jit(
+            jax.value_and_grad(lambda x: ((out := run(x)) * weights * read).sum() + 0 * out.sum())
+        )(tokens)
 
-        def loss(tokens, state):
-            out, state = run(tokens, state)
-            return (out * weights).sum() + jnp.square(state).sum(), (out, state)
-
-        return jax.jit(jax.value_and_grad(loss, (0, 1), has_aux=True))(tokens, state)
-
-    chunks = weighed(lambda x, s: delta.chunked(x, s if one else None, jnp.asarray(until))[:2])
-    expected = weighed(lambda x, s: one_by_one(x, s, begins))
-    chex.assert_trees_all_close(chunks, expected, rtol=2e-4, atol=2e-4)
+    chex.assert_trees_all_close(weighed(branched), weighed(apart), rtol=2e-4, atol=3e-4)
 
 
 def test_chunks_stay_exact_where_all_keys_are_alike():
@@ -184,29 +224,37 @@ def test_chunks_stay_exact_where_all_keys_are_alike():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["mixed", "gemma4"])
-def test_sequences_of_a_row_are_computed_as_if_each_were_alone(name):
+@pytest.mark.parametrize(
+    ("name", "spans", "owner_of_each"),
+    [
+        ("gemma4", [[(0, 5)], [(5, 75)], [(75, 77)], [(77, 90)]], [0, 1, 2, 0]),
+        ("mixed", [[(0, 5)], [(5, 75)], [(75, 77)], [(77, 90)]], [0, 1, 2, 0]),
+        ("mixed", [[(0, 75)], [(0, 64), (128, 140)], [(140, 150)]], [0, 0, 1]),
+    ],
+)
+def test_sequences_of_a_row_are_computed_as_if_each_were_alone(name, spans, owner_of_each):
     """Their values, and by gradient: no token has one from another sequence of its row."""
-    rng, lengths = np.random.default_rng(3), (5, 70, 2, 13)
-    tokens = rng.permutation(np.arange(96))[None, : sum(lengths)]  # each its own embedding
-    stops = np.cumsum(lengths)
-    ends, owners = np.repeat(stops - 1, lengths)[None], np.repeat([0, 1, 2, 0], lengths)[None]
-    together = logits(name, tokens, ends, owners)
-    for first, end in zip(stops - lengths, stops, strict=True):
-        alone = np.zeros_like(tokens)
-        alone[0, : end - first] = tokens[0, first:end]
-        until = np.where(np.arange(tokens.shape[1]) < end - first, end - first - 1, ends[0, -1])
-        own = np.broadcast_to(owners[:, first : first + 1], tokens.shape)
-        expected = logits(name, alone, until[None], own)[0, : end - first]
-        np.testing.assert_allclose(together[0, first:end], expected, atol=3e-4)
+    ends, places = row_of(*spans)
+    t, owners = len(ends), np.full((1, len(ends)), -1)
+    tokens = np.random.default_rng(3).permutation(264)[None, :t]  # each its own embedding
+    for own, owner in zip(places, owner_of_each, strict=True):
+        owners[0, own] = owner
+    together = logits(name, tokens, ends[None], owners)
+    for own, owner in zip(places, owner_of_each, strict=True):
+        alone, n = np.zeros_like(tokens), len(own)
+        alone[0, :n] = tokens[0, own]
+        until = np.where(np.arange(t) < n, n - 1, np.arange(t))
+        expected = logits(name, alone, until[None], np.full((1, t), owner))[0, :n]
+        np.testing.assert_allclose(together[0, own], expected, atol=3e-4)
     run, table = forward(name)
-    rest = adapters(name), *map(jnp.asarray, (tokens, ends, owners))
+    rest = adapters(name), *map(jnp.asarray, (tokens, ends[None], owners))
 
     def of_second(table):
-        return jnp.square(run(table, *rest)[0, stops[0] : stops[1]] @ jnp.ones(264)).sum()
+        new = np.setdiff1d(places[1], places[0])
+        return jnp.square(run(table, *rest)[0, new] @ jnp.ones(264)).sum()
 
     gradient = np.abs(np.asarray(jax.grad(of_second)(table))).max(-1)
-    mine = tokens[0, stops[0] : stops[1]]
+    mine = tokens[0, places[1]]
     assert (gradient[mine] > 0).all()
     assert gradient[np.setdiff1d(np.arange(264), mine)].max() == 0
 
@@ -378,17 +426,26 @@ def test_stacked_layers_of_unlike_heads_may_be_computed_again():
     assert hidden.shape == (1, 12, config.d_model)
 
 
-def test_sequences_of_such_a_base_share_no_prefix_in_the_update():
-    episodes = small.random_episodes(4, group=2)
-    episodes = [e._replace(turns=episodes[0].turns) for e in episodes]
-    algo = small.config().algo
+def test_what_episodes_share_is_cut_to_whole_chunks_and_no_more_where_rows_would_be_longer():
+    [episode, *_] = small.random_episodes(1)
+    algo = dataclasses.replace(small.config().algo, minibatches=1)
 
-    def shared(**how: Any) -> int:
-        return batch_lib.build(
-            episodes, small.paid(episodes), (0, 1), algo, "action", share=True, **how
-        ).prefix_shared
+    def shared(prompt: int, own: int, branches: int = 64) -> int:
+        rng, made = np.random.default_rng(0), list[Any]()
+        common = rng.integers(0, 256, prompt)
+        for _ in range(4):
+            [turn, *_] = episode.turns
+            ids = np.concatenate([common, rng.integers(0, 256, own)])
+            made.append(episode._replace(turns=[turn._replace(prompt=ids)]))
+        packed = batch_lib.build(
+            made, small.paid(made), (0, 1), algo, "action", share=True,
+            branches={MAIN: branches},
+        )  # fmt: skip
+        return packed.prefix_shared
 
-    assert shared() > 0 and shared(recurrent=[MAIN]) == 0
+    assert shared(140, 8, branches=1) >= 3 * 140
+    assert shared(140, 8) == 2 * 128  # in two rows of 256
+    assert shared(70, 8) == shared(50, 8) == 0  # nine tokens more would be a chunk of padding
 
 
 def test_files_with_all_experts_in_one_tensor_are_read_alike(tmp_path):

@@ -9,6 +9,7 @@ Source: Yang et al. 2024, Gated Delta Networks (section 3, and the chunks of Del
 
 from __future__ import annotations
 
+import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -47,60 +48,155 @@ def recurrent(token: Writes, state_BHCC: Array) -> tuple[Array, Array]:
     return out, decay[..., None] * state_BHCC + k[..., None] * u[..., None, :]
 
 
+class _Chunk(NamedTuple):
+    """What a chunk reads, behind an axis for the chunks; T is that of a chunk.
+
+    Attributes:
+        until_BT: index of the last token that reads each token.
+        first: index of its first token.
+    """
+
+    tokens: Writes
+    until_BT: Array
+    first: Array
+
+
 def chunked(
     tokens: Writes, state_BHCC: Array | None, until_BT: Array, snapshot_B: Array | None = None
 ) -> tuple[Array, Array, Array | None]:
     """Outputs of whole rows, and the states after the last token and before ``snapshot_B``.
-
-    The backward pass keeps the state before each chunk, and computes the chunk again.
 
     Args:
         state_BHCC: before the first token; None for zeros.
         until_BT: index of the last token that reads this one; with a state, all read all.
         snapshot_B: beginning of a chunk of each row.
     """
-    (b, h, t, _), channels = tokens.k.shape, tokens.v.shape[-1]
-    if state_BHCC is None:
-        state_BHCC = jnp.zeros((b, h, tokens.k.shape[-1], channels), jnp.float32)
+    state = _zeros(tokens) if state_BHCC is None else state_BHCC
+
+    def step(carried: Any, chunk: _Chunk) -> tuple[Any, Array]:
+        state, until_B, snapshot = carried
+        if snapshot_B is not None:
+            here_B = (snapshot_B == chunk.first)[:, None, None, None]
+            snapshot = jnp.where(here_B, state, snapshot)
+        state, out = _chunk(state, until_B, chunk)
+        return (state, chunk.until_BT[:, -1], snapshot), out
+
+    each = _split(tokens, until_BT)
+    all_B = jnp.full(len(until_BT), jnp.iinfo(jnp.int32).max)
+    start = state, all_B, None if snapshot_B is None else state
+    (state, _, snapshot), out = jax.lax.scan(step, start, each)
+    return _joined(out, until_BT.shape[1]), state, snapshot
+
+
+def branched(tokens: Writes, until_BT: Array, before_BN: Array) -> Array:
+    """Outputs of whole rows, in which sequences begin within chunks, or at the beginning of a chunk
+    where another sequence has left the state of their common prefix.
+
+    The backward pass keeps the state after each chunk, and computes the chunk again.
+
+    Args:
+        until_BT: index of the last token that reads this one.
+        before_BN: see ``state.tokens_before``.
+    """
+    chunks = _split(tokens, until_BT)
+    until_BN = jnp.take_along_axis(until_BT, jnp.maximum(before_BN, 0), axis=1)
+    until_NB = jnp.where(before_BN < 0, -1, until_BN).T
+    return _joined(_branched(chunks, before_BN.T // CHUNK, until_NB), until_BT.shape[1])
+
+
+@jax.custom_vjp
+def _branched(chunks: _Chunk, source_NB: Array, until_NB: Array) -> Array:
+    """Outputs by chunk.
+
+    Args:
+        source_NB: the chunk whose last state each begins with; below 0 for zeros.
+        until_NB: last token that reads that state.
+    """
+    return _branched_forward(chunks, source_NB, until_NB)[0]
+
+
+def _branched_forward(chunks: _Chunk, source_NB: Array, until_NB: Array) -> tuple[Array, Any]:
+    def step(states: Array, each: Any) -> tuple[Array, Array]:
+        i, chunk, source_B, until_B = each
+        state, out = _chunk(_state(states, source_B), until_B, chunk)
+        return states.at[:, i].set(state), out
+
+    each = jnp.arange(n := len(chunks.first)), chunks, source_NB, until_NB
+    state = _zeros(jax.tree.map(lambda x: x[0], chunks.tokens))
+    states = jnp.broadcast_to(state[:, None], (len(state), n, *state.shape[1:]))
+    states, out = jax.lax.scan(step, states, each)
+    return out, (states, *each)
+
+
+def _branched_backward(forward: Any, d_out: Array) -> tuple[_Chunk, None, None]:
+    states, *each = forward
+
+    def step(d_states: Array, each: Any) -> tuple[Array, Writes]:
+        (i, chunk, source_B, until_B), d_out = each
+
+        def run(state: Array, tokens: Writes) -> tuple[Array, Array]:
+            return _chunk(state, until_B, chunk._replace(tokens=tokens))
+
+        _, back = jax.vjp(run, _state(states, source_B), chunk.tokens)
+        d_state, d_tokens = back((d_states[:, i], d_out))
+        return jax.vmap(_add)(d_states, source_B, d_state), d_tokens
+
+    each = tuple(each), d_out
+    _, d_tokens = jax.lax.scan(step, jnp.zeros_like(states), each, reverse=True)
+    return _Chunk(d_tokens, None, None), None, None  # pyright: ignore[reportArgumentType]
+
+
+_branched.defvjp(_branched_forward, _branched_backward)
+
+
+def _state(states_BNHCC: Array, source_B: Array) -> Array:
+    found = jax.vmap(lambda own, i: own[i])(states_BNHCC, jnp.maximum(source_B, 0))
+    return jnp.where((source_B < 0)[:, None, None, None], 0, found)
+
+
+def _add(states: Array, source: Array, d_state: Array) -> Array:
+    known = jnp.where(source < 0, len(states), source)  # past the end: dropped
+    return states.at[known].add(d_state, mode="drop")
+
+
+def _zeros(tokens: Writes) -> Array:
+    """State before the first token."""
+    b, h, _, channels = tokens.k.shape
+    return jnp.zeros((b, h, channels, tokens.v.shape[-1]), jnp.float32)
+
+
+def _split(tokens: Writes, until_BT: Array) -> _Chunk:
+    """Chunks; what fills the last one decays nothing and writes nothing."""
+    t = until_BT.shape[1]
     c = min(CHUNK, t)
     n = -(-t // c)
-    until_BT = jnp.where(until_BT >= t - 1, n * c, until_BT)
 
-    def split(x: Array, axis: int) -> Array:
-        """Chunks in front; what fills the last chunk decays nothing and writes nothing."""
+    def split(axis: int, x: Array) -> Array:
         fill = [(0, 0)] * x.ndim
         fill[axis] = (0, n * c - t)
         x = jnp.pad(x, fill)
         return jnp.moveaxis(x.reshape(*x.shape[:axis], n, c, *x.shape[axis + 1 :]), axis, 0)
 
-    def chunk(carried: Any, each: Any) -> tuple[Any, Array]:
-        state, until_B, snapshot = carried
-        tokens, until_BI, first = each
-        if snapshot_B is not None:
-            here_B = (snapshot_B == first)[:, None, None, None]
-            snapshot = jnp.where(here_B, state, snapshot)
-        state, out = _chunk(state, until_B, tokens, until_BI, first)
-        return (state, until_BI[:, -1], snapshot), out
-
-    each = jax.tree.map(lambda x: split(x, 2), tokens), split(until_BT, 1), jnp.arange(n) * c
-    start = state_BHCC, jnp.full(b, n * c), None if snapshot_B is None else state_BHCC
-    (state_BHCC, _, snapshot), out = jax.lax.scan(jax.checkpoint(chunk), start, each)
-    out = jnp.moveaxis(out, 0, 2).reshape(b, h, n * c, channels)[:, :, :t]
-    return out, state_BHCC, snapshot
+    until_BT = jnp.where(until_BT >= t - 1, n * c, until_BT)
+    of_tokens = jax.tree.map(functools.partial(split, 2), tokens)
+    return _Chunk(of_tokens, split(1, until_BT), jnp.arange(n) * c)
 
 
-def _chunk(
-    state: Array, until_B: Array, tokens: Writes, until_BI: Array, first: Array
-) -> tuple[Array, Array]:
+def _joined(out: Array, t: int) -> Array:
+    """``[N, B, H, C, channels]`` of chunks, as ``[B, H, T, channels]``."""
+    out = jnp.moveaxis(out, 0, 2)
+    return out.reshape(*out.shape[:2], -1, out.shape[-1])[:, :, :t]
+
+
+def _chunk(state: Array, until_B: Array, chunk: _Chunk) -> tuple[Array, Array]:
     """The state after a chunk, and its outputs.
 
     The state before it and the tokens within it reach only those that may read them.
 
     Args:
         until_B: last token that reads the state.
-        first: index of the chunk's first token.
     """
-    q, k, v, log_decay, beta = tokens
+    (q, k, v, log_decay, beta), until_BI, first = chunk
     at_I = first + jnp.arange(until_BI.shape[1])
     reads_BIJ = jnp.tril(until_BI[:, None, :] >= at_I[None, :, None])
     total = _product("bij,bhj->bhi", reads_BIJ.astype(jnp.float32), log_decay)

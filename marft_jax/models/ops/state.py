@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -101,15 +102,32 @@ class MixerState(NamedTuple):
         return jax.tree.map(at, self)
 
 
+def tokens_before(until_BT: Array) -> Array:
+    """Index of the token before the first one of each chunk in its own sequence, ``[B, N]``; -1
+    where it is the first of its sequence.
+
+    Where this is not the token beside it, the sequence goes on from a prefix that another has too;
+    such a prefix ends with a chunk.
+    """
+    at_T = np.arange(until_BT.shape[1])
+    earlier_NT = at_T[None] < at_T[::CHUNK, None]
+    reads_BNT = earlier_NT[None] & (until_BT[:, None] >= at_T[None, ::CHUNK, None])
+    return jnp.where(reads_BNT, at_T[None, None], -1).max(-1)
+
+
 def causal_convolution(
-    x_BTX: Array, filter_XK: Array, before: Array | None, until_BT: Array
+    x_BTX: Array,
+    filter_XK: Array,
+    before: Array | None,
+    until_BT: Array,
+    before_BN: Array | None = None,
 ) -> tuple[Array, Array]:
     """y_t = Σ_i filter_(K-1-i) · x_(t-i) per channel, over the K last tokens of t's sequence;
     summed in float32.
 
     Args:
         before: the K - 1 inputs before the first token, ``[B, K - 1, X]``; None for zeros.
-        until_BT: as of ``Reading``; a token reads no token of another sequence.
+        until_BT, before_BN: as of ``Reading``; a token reads no token of another sequence.
 
     Returns:
         y_BTX, and all inputs, ``[B, K - 1 + T, X]``, for ``inputs_before``.
@@ -124,7 +142,24 @@ def causal_convolution(
         at = slice(n - i, n - i + t)
         reads = until[:, at] >= jnp.arange(t)[None]
         y += jnp.where(reads[..., None], x[:, at], 0) * weights[..., n - i]
+    if before_BN is not None and n:
+        y += _from_prefixes(x_BTX, weights, before_BN)
     return y.astype(x.dtype), x
+
+
+def _from_prefixes(x_BTX: Array, weights: Array, before_BN: Array) -> Array:
+    """What the first tokens of chunks read of prefixes that do not stand beside them."""
+    (b, t, width), n = x_BTX.shape, weights.shape[-1] - 1
+    chunks = before_BN.shape[1]
+    apart_BN = (before_BN >= 0) & (before_BN != jnp.arange(chunks)[None] * CHUNK - 1)
+    places_BNK = before_BN[..., None] - np.arange(n)[None, None, ::-1]
+    flat = jnp.maximum(places_BNK, 0).reshape(b, -1, 1)
+    inputs = jnp.take_along_axis(x_BTX, flat, axis=1).reshape(b, chunks, n, width)
+    inputs = jnp.where(apart_BN[..., None, None], inputs, 0)
+    padded = jnp.pad(inputs, ((0, 0), (0, 0), (0, n - 1), (0, 0)))  # then zeros: read as they are
+    first = sum(padded[:, :, i : i + n] * weights[:, :, None, :, i] for i in range(n))
+    rest = jnp.pad(first, ((0, 0), (0, 0), (0, CHUNK - n), (0, 0)))
+    return rest.reshape(b, -1, width)[:, :t]
 
 
 def inputs_before(x_BTX: Array, index_B: Array, count: int) -> Array:

@@ -13,7 +13,7 @@ from jax import Array
 from jax.typing import DTypeLike
 
 from marft_jax.models.ops.attention import Layer
-from marft_jax.models.ops.delta import CHUNK, Writes, chunked, recurrent
+from marft_jax.models.ops.delta import CHUNK, Writes, branched, chunked, recurrent
 from marft_jax.models.ops.remat import keep
 from marft_jax.models.ops.state import MixerState
 from marft_jax.models.parts.attention import Ropes
@@ -128,6 +128,8 @@ class DeltaNet(nnx.Module):
                 one = jax.tree.map(lambda x: x[:, :, 0], tokens)
                 out, memory = recurrent(one, memory)
                 out = out[:, :, None]
+            elif reading.before_BN is not None:
+                out = branched(tokens, reading.until_BT, reading.before_BN)
             else:
                 out, memory, before = chunked(tokens, memory, reading.until_BT, reading.snapshot_B)
         out_BTHC = keep(out.swapaxes(1, 2).astype(x_BTD.dtype))

@@ -125,12 +125,14 @@ class Reading(NamedTuple):
         real_BT: false for padding, which leaves a recurrent state as it is; None where no state is
             kept.
         start_B: position of the first token of rows that begin with a cached prefix.
+        before_BN: see ``ops.state.tokens_before``, in a pass over rows of several sequences.
     """
 
     attend: Callable[..., Any]
     until_BT: Array
     real_BT: Array | None = None
     start_B: Array | None = None
+    before_BN: Array | None = None
 
     @property
     def snapshot_B(self) -> Array | None:

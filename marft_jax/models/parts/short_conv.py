@@ -68,7 +68,7 @@ class Filter(nnx.Module):
         """The convolution of x, and its last inputs, at the end and at the snapshot."""
         (b, t, _), before = x_BTX.shape, None if state is None else state.inputs
         filter_XK = self.weight[...][:, 0]
-        y, x = causal_convolution(x_BTX, filter_XK, before, reading.until_BT)
+        y, x = causal_convolution(x_BTX, filter_XK, before, reading.until_BT, reading.before_BN)
         n, at_B = filter_XK.shape[1] - 1, reading.snapshot_B
         end_B = jnp.full(b, t) if reading.real_BT is None else reading.real_BT.sum(1)
         now = inputs_before(x, end_B, n)
