@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import math
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
@@ -92,6 +93,23 @@ class LayerConfig(NamedTuple):
     def matrices(self) -> dict[str, Matrix]:
         """Every matrix of all parts, by name."""
         return {name: own for part in self.parts for name, own in part.matrices().items()}
+
+
+class Segment(NamedTuple):
+    """Layers that are scanned where layers are stacked: ``periods`` times ``period`` layers."""
+
+    first: int
+    period: int
+    periods: int
+
+    @property
+    def end(self) -> int:
+        return self.first + self.period * self.periods
+
+    @property
+    def places(self) -> list[range]:
+        """The layers at each place in the period."""
+        return [range(self.first + j, self.end, self.period) for j in range(self.period)]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -212,20 +230,32 @@ class DecoderConfig:
         return found
 
     @functools.cached_property
-    def period(self) -> int:
-        """Smallest divisor p of ``n_layers`` such that layer i + p has the matrices of layer i:
-        1 where all layers are equal, ``n_layers`` where nothing repeats. Where it is short, layer
-        i + p has the kind of attention of layer i, too: rings and whole caches are apart."""
-        n = self.n_layers
+    def segments(self) -> tuple[Segment, ...]:
+        """The layers with caches of their own, then those that read the caches of these, and so on:
+        each with the smallest period p such that layer i + p has the matrices of layer i. Where it
+        is short, layer i + p has the kind of attention of layer i, too: rings and whole caches are
+        apart."""
+        found: list[Segment] = []
+        for _, own in itertools.groupby(self.layers, lambda layer: layer.mixer.source is None):
+            first, layers = found[-1].end if found else 0, list(own)
+            sliding = self.sliding[first : first + len(layers)]
+            matrices = [(layer.matrices(), layer.mixer.source) for layer in layers]
+            with_kinds = _period(list(zip(matrices, sliding, strict=True)))
+            # layers that read another's cache read one of their kind
+            p = with_kinds if with_kinds <= _SHORT_PERIOD else _period(matrices)
+            found.append(Segment(first, p, len(layers) // p))
+        return tuple(found)
 
-        def repeats(*each: Any) -> int:
-            of_layers = list(zip(*each, strict=True))
-            divisors = (p for p in range(1, n + 1) if n % p == 0)
-            return next(p for p in divisors if of_layers[p:] == of_layers[: n - p])
+    @property
+    def kept(self) -> list[range]:
+        """The layers of each place, where they have caches of their own."""
+        own = (x for x in self.segments if self.layers[x.first].mixer.source is None)
+        return [place for segment in own for place in segment.places]
 
-        matrices = [layer.matrices() for layer in self.layers]
-        with_kinds = repeats(matrices, self.sliding)
-        return with_kinds if with_kinds <= _SHORT_PERIOD else repeats(matrices)
+    @property
+    def repeats(self) -> bool:
+        """True where stacked layers take less time to compile, or there is one layer."""
+        return sum(segment.period for segment in self.segments) < max(2, self.n_layers)
 
     @functools.cached_property
     def caches(self) -> tuple[int, ...]:
@@ -242,17 +272,26 @@ class DecoderConfig:
         layers = [mixer.init_cache(slots, length, dtype, places) for mixer in own]
         if not self.stacked:
             return layers
-        p, periods = self.period, self.n_layers // self.period
-        stack = functools.partial(jax.tree.map, lambda x: jnp.broadcast_to(x, (periods, *x.shape)))
-        # where the layers of a place differ, all keep what one of them needs
-        of_places = (layers[j::p] for j in range(min(p, len(layers))))
-        return tuple(stack(max(own, key=_size)) for own in of_places)
+
+        def of_place(place: range) -> Any:
+            """Where the layers of a place differ, all keep what one of them needs."""
+            most = max((layers[self.caches[i]] for i in place), key=_size)
+            return jax.tree.map(lambda x: jnp.broadcast_to(x, (len(place), *x.shape)), most)
+
+        return tuple(map(of_place, self.kept))
 
     def slack(self, length: int) -> int | None:
         """How many of its last positions a row of a cache may lose and still be read on from, as
         rings hold more than a window; None: any number."""
         sizes = {(ring_of(m.window, length), m.window) for m in self.attentions}
         return min((size - window for size, window in sizes if size), default=None)
+
+
+def _period(layers: Sequence[Any]) -> int:
+    """Smallest divisor p of their number such that layer i + p is like layer i."""
+    n = len(layers)
+    divisors = (p for p in range(1, n + 1) if n % p == 0)
+    return next(p for p in divisors if layers[p:] == layers[: n - p])
 
 
 def _size(cache: Any) -> int:
@@ -402,8 +441,9 @@ class Decoder(nnx.Module):
         self.embed = Embed(c, dtype=dtype, rngs=rngs)
         make = Make(c.norm_eps, c.norm_offset, dtype, rngs)
         blocks = [Block(layer, c, make) for layer in c.layers]
-        places = [blocks[j :: c.period] for j in range(c.period)]
-        self.layers = nnx.List(map(_stack, places) if c.stacked else blocks)
+        places = [place for segment in c.segments for place in segment.places]
+        stacked = (_stack([blocks[i] for i in place], tuple(place)) for place in places)
+        self.layers = nnx.List(stacked if c.stacked else blocks)
         sizes = c.vocab_size, c.d_model, c.n_layers, c.layer_input
         self.layer_inputs = LayerInputs(*sizes, make) if c.layer_input else None
         self.final_norm: RMSNorm = make.norm(c.d_model)
@@ -434,7 +474,10 @@ class Decoder(nnx.Module):
             graphdef: Any, kind: Any, number: Any, traced: Any, weights: Sequence[Base], *args: Any
         ) -> tuple[Array, Any]:
             found = (x if y is None else y for x, y in zip(kind, traced, strict=True))
-            return nnx.merge(graphdef, *weights)(Layer(number, *found), *args, reading)
+            of_layer, reads = number
+            slides, rope_number = found
+            layer = Layer(of_layer, slides, rope_number, reads)
+            return nnx.merge(graphdef, *weights)(layer, *args, reading)
 
         stacked = self.config.stacked
         # a kind stays static: between rotary tables of unlike shapes no program can choose
@@ -457,21 +500,63 @@ class Decoder(nnx.Module):
                 own = kept.get(at, None if cache is None else cache[at])
                 kind = self.config.sliding[i], self.config.ropes[i]
                 args = weights, x_BTD, rope, adapters, own, inputs and inputs[i]
-                x_BTD, kept[at] = run(graphdef, kind, None, (None, None), *args)
+                x_BTD, kept[at] = run(graphdef, kind, (None, None), (None, None), *args)
         return x_BTD, [*kept.values()]
 
     def _scanned(
         self, run: Any, x_BTD: Array, rope: Ropes, lora: Any, owners: Any, cache: Any, inputs: Any
     ) -> tuple[Array, Any]:
-        """Runs one period of layers per step of the scan.
+        """Scans each segment.
 
         The cache is passed from step to step, so that it is written in place. Experts are not
         sliced (``ops.experts``).
         """
-        c, p = self.config, self.config.period
-        parts = (nnx.split(block, _of_experts, ...) for block in self.layers)
+        c, kept, blocks = self.config, (), iter(self.layers)
+        where = {layer: (n, i) for n, own in enumerate(c.kept) for i, layer in enumerate(own)}
+        for segment in c.segments:
+            own = list(itertools.islice(blocks, segment.period))
+            scan = functools.partial(
+                self._scan, segment, own, run, rope=rope, lora=lora, owners=owners, inputs=inputs
+            )
+            sources = [c.layers[segment.first + j].mixer.source for j in range(segment.period)]
+            read = [layer for layer in sources if layer is not None]
+            if not read:
+                given = cache and cache[len(kept) :][: segment.period]
+                x_BTD, new = scan(x_BTD, given, [None] * segment.period)
+                kept += new
+                continue
+            earlier = [(kept[n], i) for n, i in map(where.__getitem__, read)]
+            if cache is None:
+                earlier = [(jax.tree.map(lambda x, i=i: x[i], x), None) for x, i in earlier]
+            x_BTD, _ = scan(x_BTD, None, earlier)
+        return x_BTD, kept
+
+    def _scan(
+        self,
+        segment: Segment,
+        blocks: Sequence[Block],
+        run: Any,
+        x_BTD: Array,
+        cache: Any,
+        earlier: Sequence[Any],
+        *,
+        rope: Ropes,
+        lora: Any,
+        owners: Any,
+        inputs: Any,
+    ) -> tuple[Array, Any]:
+        """Runs one period of layers per step of the scan.
+
+        Args:
+            cache: of each place.
+            earlier: what the layers of each place read instead, and its number where stacked.
+        """
+        c, (first, p, periods) = self.config, segment
+        parts = (nnx.split(block, _of_experts, ...) for block in blocks)
         graphdefs, experts, weights = zip(*parts, strict=True)
-        kinds = [(c.sliding[j::p], c.ropes[j::p]) for j in range(p)]
+        kinds = [
+            ([c.sliding[i] for i in place], [c.ropes[i] for i in place]) for place in segment.places
+        ]
         # traced where the layers of a place are of several kinds
         traced = [[jnp.asarray(x) if len({*x}) > 1 else None for x in own] for own in kinds]
 
@@ -479,21 +564,18 @@ class Decoder(nnx.Module):
             (x_BTD, cache), (i, traced, weights, adapters, given) = carried, each
             kept = ()
             for j in range(p):
-                matrices = lora._replace(layers=adapters).of(j, c) if lora else {}
-                inputs = x_BTD, rope, LayerAdapters(matrices, owners), cache and cache[j]
-                own, kind = (experts[j], weights[j]), tuple(x[0] for x in kinds[j])
-                args = traced[j], own, *inputs, given and given[j]
-                x_BTD, new = run(graphdefs[j], kind, i, *args)
+                own = lora._replace(layers=adapters).of(first + j, c, first) if lora else {}
+                reads, at = earlier[j] or (cache and cache[j], None)
+                inputs = x_BTD, rope, LayerAdapters(own, owners), reads, given and given[j]
+                kind = tuple(x[0] for x in kinds[j])
+                both = experts[j], weights[j]
+                x_BTD, new = run(graphdefs[j], kind, (i, at), traced[j], both, *inputs)
                 kept += (new,)
             return ((x_BTD, None), kept) if cache is None else ((x_BTD, kept), None)
 
         with jax.named_scope("layers"):
-            periods = c.n_layers // p
-            # in front of each adapter: the periods, then the layers of a period that have it
-            adapters = jax.tree.map(
-                lambda x: x.reshape(periods, -1, *x.shape[1:]), lora.layers if lora else {}
-            )
-            given = inputs and [jnp.stack(inputs[j::p]) for j in range(p)]
+            adapters = lora.by_period(segment, c) if lora else {}
+            given = inputs and [jnp.stack([inputs[i] for i in place]) for place in segment.places]
             each = jnp.arange(periods), traced, weights, adapters, given
             (x_BTD, cache), new = jax.lax.scan(step, (x_BTD, cache), each)
         return x_BTD, new if cache is None else cache
@@ -510,10 +592,14 @@ def _of_experts(path: Any, leaf: Any) -> bool:
     return "expert" in leaf.axes
 
 
-def _stack(blocks: list[Block]) -> Block:
-    """Stacks blocks into a block whose arrays have a leading axis for the layers."""
+def _stack(blocks: list[Block], layers: tuple[int, ...]) -> Block:
+    """Stacks blocks into a block whose arrays have a leading axis for the layers; each knows the
+    numbers of these."""
     graphdefs, states = zip(*map(nnx.split, blocks), strict=True)
-    return nnx.merge(graphdefs[0], jax.tree.map(lambda *layers: jnp.stack(layers), *states))
+    stacked = nnx.merge(graphdefs[0], jax.tree.map(lambda *layers: jnp.stack(layers), *states))
+    for _, leaf in nnx.to_flat_state(nnx.state(stacked)):
+        leaf.set_metadata(layers=layers)
+    return stacked
 
 
 def forward(

@@ -71,16 +71,32 @@ class FusedAdapters(NamedTuple):
     scale_N: Array
     unembed: Fused | None = None
 
-    def of(self, layer: int, config: Any) -> dict[str, Fused]:
-        """Adapted matrices of one layer of a decoder with this ``DecoderConfig``."""
+    def of(self, layer: int, config: Any, first: int = 0) -> dict[str, Fused]:
+        """Adapted matrices of one layer of a decoder with this ``DecoderConfig``.
+
+        Args:
+            first: the layer that the stacks begin with.
+        """
         if isinstance(self.layers, list):
             return self.layers[layer]
-        at = {name: config.layers_with(name) for name in self.layers}
+        at = {name: [i for i in config.layers_with(name) if i >= first] for name in self.layers}
         return {
             matrix_of(name): Fused(*(x[at[name].index(layer)] for x in own))
             for name, own in self.layers.items()
             if layer in at[name]
         }
+
+    def by_period(self, segment: Any, config: Any) -> dict[str, Fused]:
+        """The stacks of a ``Segment`` of layers: in front the periods, then the layers of a period
+        that have the matrix."""
+        found, own = {}, range(segment.first, segment.end)
+        for name, pair in self.layers.items():  # pyright: ignore[reportAttributeAccessIssue]
+            there = [i in own for i in config.layers_with(name)]
+            if any(there):
+                part = slice(there.index(True), there.index(True) + sum(there))
+                shape = segment.periods, sum(there) // segment.periods
+                found[name] = Fused(*(x[part].reshape(*shape, *x.shape[1:]) for x in pair))
+        return found
 
 
 class OwnerMask(NamedTuple):

@@ -65,7 +65,13 @@ CONFIGS["mixed"] = dataclasses.replace(
     CONFIGS["experts"], layers=2 * (CONFIGS["lfm2"].layers[0], *CONFIGS["experts"].layers)
 )
 """Every recurrent mixer in one model, whose layers repeat after three."""
+_OTHERS = dict(num_hidden_layers=8, num_kv_shared_layers=4)
+CONFIGS["gemma4_readers"] = config_json.read_config(
+    GEMMA4 | _OTHERS | {"layer_types": 4 * ["sliding_attention", "full_attention"]}, "config.json"
+)
+"""Two periods of layers with keys of their own, then two that read these."""
 TARGETS = {
+    "gemma4_readers": ("q", "k", "gate", "down", "input_up"),
     "lfm2": ("q", "gate", "conv_in_proj", "conv_out_proj"),
     "qwen3_5": ("q", "gate", "in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a", "out_proj"),
     "mixed": ("v", "conv_in_proj", "in_proj_qkv", "in_proj_a", "out_proj", "shared_up"),
@@ -298,14 +304,18 @@ def sampled(name: str, stacked: bool, prompts: Sequence[np.ndarray], first: int 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "name, stacked, lengths",
-    [("mixed", True, (65, 90, 1, 2, 66, 30)), ("gemma4", False, (20, 33))],
+    [
+        ("mixed", True, (65, 90, 1, 2, 66, 30)),
+        ("gemma4", False, (20, 33)),
+        ("gemma4_readers", True, (20, 33)),
+    ],
 )
 def test_the_engine_samples_from_what_the_update_computes(name, stacked, lengths):
     """With prompts of all lengths side by side, and slots that others have used before."""
     rng = np.random.default_rng(5)
     prompts = [rng.integers(0, 256, n).astype(np.int32) for n in lengths]
     sampled(name, stacked, prompts)
-    if name == "gemma4":  # keys and values are reused from any position
+    if name != "mixed":  # keys and values are reused from any position
         longer = np.concatenate([prompts[1], prompts[0]])
         assert sampled(name, stacked, [prompts[0], longer], 6)[1] >= 33
 
@@ -379,9 +389,9 @@ def test_adapters_of_a_run_start_another(name):
     chex.assert_trees_all_close(loaded, tree, rtol=1e-6)
 
 
-def gradients(mesh: tuple[int, int, int], stacked: bool = False) -> lora.Adapters:
+def gradients(name: str, mesh: tuple[int, int, int], stacked: bool = False) -> lora.Adapters:
     """Of the adapters, in rows with two sequences of unlike owners and with padding."""
-    model = base("mixed", mesh, stacked)
+    model = base(name, mesh, stacked)
     tokens = jnp.asarray(np.random.default_rng(4).integers(0, 256, (4, 100)))
     stops = np.asarray([[30, 100], [70, 90], [1, 2], [64, 80]])
     at = np.arange(100)[None]
@@ -403,12 +413,13 @@ def gradients(mesh: tuple[int, int, int], stacked: bool = False) -> lora.Adapter
         return jax.grad(loss)(tree)
 
     where = small.mesh_of(*mesh)
-    return jax.device_get(small.mesh.with_mesh(where, run)(model.params, adapters("mixed")))
+    return jax.device_get(small.mesh.with_mesh(where, run)(model.params, adapters(name)))
 
 
 @pytest.mark.slow
-def test_gradients_of_each_owner_are_the_same_on_one_device_and_stacked_on_four():
-    one, four = gradients((1, 1, 1)), gradients((2, 1, 2), stacked=True)
+@pytest.mark.parametrize("name", ["mixed", "gemma4_readers"])
+def test_gradients_of_each_owner_are_the_same_on_one_device_and_stacked_on_four(name):
+    one, four = gradients(name, (1, 1, 1)), gradients(name, (2, 1, 2), stacked=True)
     chex.assert_trees_all_close(four, one, rtol=2e-4, atol=2e-5)
     for name, pair in one.items():
         each = np.abs(pair["a"]).reshape(3, -1).max(1)

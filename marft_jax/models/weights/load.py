@@ -92,11 +92,10 @@ def decoder_on(
     Raises:
         BadInput: a matrix that cannot be quantised as asked, or layers that cannot be stacked.
     """
-    repeats = config.period < config.n_layers or config.period == 1
-    stacked = repeats and platform == "tpu"
+    stacked = config.repeats and platform == "tpu"
     if model.layers != "auto":
         stacked = model.layers == "stacked"
-    if stacked and not repeats:
+    if stacked and not config.repeats:
         raise BadInput(
             "--model.layers stacked: expected layers whose matrices repeat after some layers, got "
             "a model whose layers differ; use --model.layers auto"
@@ -168,7 +167,6 @@ def _parameters(state: Base) -> dict[str, _Parameter]:
     ``layers/3/mlp/experts_down/7/0/kernel``.
     """
     found, flat = {}, list[Any](nnx.to_flat_state(state))
-    period = len({keys[1] for keys, _ in flat if keys[0] == "layers"})
     for keys, leaf in flat:
         first, *rest = keys
         layers = leaf.ndim - len(leaf.axes)
@@ -177,7 +175,7 @@ def _parameters(state: Base) -> dict[str, _Parameter]:
         shape = tuple(n for n, counts in zip(leaf.shape, counted, strict=True) if not counts)
         turned = "expert" in leaf.axes
         for numbers in np.ndindex(*sizes):
-            names = [numbers[0] * period + rest[0], *rest[1:-1]] if layers else rest[:-1]
+            names = [leaf.layers[numbers[0]], *rest[1:-1]] if layers else rest[:-1]
             path = (first, *names, *reversed(numbers[layers:]), *rest[-1:])
             left = iter(numbers)
             index = tuple(next(left) if counts else None for counts in counted)
