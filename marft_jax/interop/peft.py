@@ -150,6 +150,7 @@ def write(
     inside: str = "model",
     layers_with: LayersWith = every_layer,
     spelling: Mapping[str, str] = {},
+    each_expert: bool = False,
 ) -> None:
     """Writes one adapter.
 
@@ -157,18 +158,24 @@ def write(
         base: where a loader finds the base model.
         inside: name of the module that has the layers (``layers_in``).
         spelling: names of modules where the family has its own (``DecoderConfig.spelling``).
+        each_expert: each expert has tensors of its own, under the names of its modules in
+            checkpoints, as some servers want them; peft cannot load these.
     """
     folder.mkdir(parents=True, exist_ok=True)
     names = {target: spelling.get(module, module) for target, module in _MODULES.items()}
     adapted = [*dict.fromkeys(map(matrix_of, factors))]
     plain = [target for target in adapted if target not in _PARAMETERS]
-    parameters = [_PARAMETERS[target] for target in adapted if target in _PARAMETERS]
+    many = [target for target in adapted if target in _PARAMETERS]
+    pieces = {n: [x.rpartition(".")[2] for x in _NAMES[n].pieces] for n in many if each_expert}
+    parameters = [_PARAMETERS[target] for target in many]
     parameters = [spelling.get(name, name) for name in parameters]
     there = [
         name for target, name in names.items() if next(iter(layers_with(target)), None) is not None
     ]
     ends = [name.rpartition(".")[2] for name in there]
     modules: Any = [_end(names[target], ends) for target in plain]
+    if pieces:
+        modules, parameters = [*modules, *itertools.chain(*pieces.values())], []
     if inside != "model":  # parts for images have matrices of the same names
         head = f"|{_HEAD}" if UNEMBED in plain else ""
         modules = rf"{re.escape(inside)}\..*\.({'|'.join(modules)}){head}"
@@ -178,12 +185,13 @@ def write(
         return f"{_PREFIX}{layers}{names[matrix_of(target)]}"
 
     tensors = {
-        f"{place(target, layer)}.lora_{letter.upper()}.weight": np.ascontiguousarray(
-            _in_file(factor, letter), np.float32
-        )
+        f"{module}.lora_{letter.upper()}.weight": np.ascontiguousarray(tensor, np.float32)
         for target, pair in factors.items()
         for letter in ("a", "b")
         for layer, factor in zip(layers_with(target), pair[letter], strict=False)
+        for module, tensor in _modules(
+            place(target, layer), factor, letter, pieces.get(matrix_of(target), ())
+        )
     }
     save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
     settings = {
@@ -203,6 +211,18 @@ def _end(name: str, ends: Sequence[str]) -> str:
     """The last part of a module's name, or more of the name where others end in that part."""
     last = name.rpartition(".")[2]
     return last if ends.count(last) == 1 else name
+
+
+def _modules(
+    module: str, factor: np.ndarray, letter: str, pieces: Sequence[str]
+) -> Iterator[tuple[str, np.ndarray]]:
+    """Yields module and tensor of a factor; with pieces, of each of these in each expert."""
+    if not pieces:
+        yield module, _in_file(factor, letter)
+    stem = module.removesuffix(".base_layer")
+    for k, piece in enumerate(pieces):
+        part = np.split(factor, len(pieces), axis=-1)[k] if letter == "b" else factor
+        yield from ((f"{stem}.{e}.{piece}", own.T) for e, own in enumerate(part))
 
 
 def _in_file(factor: np.ndarray, letter: str) -> np.ndarray:

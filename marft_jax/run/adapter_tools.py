@@ -28,7 +28,7 @@ def adapter_tools(models: TeamModels, name: str) -> AdapterTools:
         how = {"adapters": range(count), "rank": config.rank, "targets": config.targets}
         return jax.device_get(lora.init(jax.random.key(0), base.config, **how))
 
-    def write(folder: Path, matrices: Matrices) -> None:
+    def write(folder: Path, matrices: Matrices, each_expert: bool) -> None:
         if unnamed := peft.unnamed(base.config.files, config.targets):
             raise BadInput(
                 f"--lora.targets: the checkpoint of {base.source} has other matrices than "
@@ -37,7 +37,7 @@ def adapter_tools(models: TeamModels, name: str) -> AdapterTools:
             )
         shape = base.config.layers_with, dict(base.config.spelling)
         inside = peft.layers_in(base.source)
-        peft.write(folder, matrices, config.alpha, base.source, inside, *shape)
+        peft.write(folder, matrices, config.alpha, base.source, inside, *shape, each_expert)
 
     def score(stacks: Sequence[Matrices], actions: Sequence[Scored]) -> list[np.ndarray]:
         none = jax.tree.map(lambda x: np.zeros_like(x[:1]), stacks[0])

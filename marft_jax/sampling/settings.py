@@ -32,13 +32,14 @@ class AdapterTools(NamedTuple):
 
     Attributes:
         draw: makes new adapters, which change nothing.
-        write: writes one adapter as a folder of peft; raises ``BadInput`` where peft cannot.
+        write: writes one adapter as a folder of peft, or with tensors of each routed expert on its
+            own; raises ``BadInput`` where peft cannot name its matrices.
         score: log-probs of actions, each under one of several stacks of adapters, one after
             another.
     """
 
     draw: Callable[[], Matrices]
-    write: Callable[[Path, Matrices], None]
+    write: Callable[[Path, Matrices, bool], None]
     score: Callable[[Sequence[Matrices], Sequence[Scored]], list[np.ndarray]]
 
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
+import shutil
 import threading
 from concurrent.futures import Future
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -17,8 +19,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import small
+from safetensors.numpy import load_file, save_file
 
 from marft_jax.interop import peft
+from marft_jax.models import lora
 from marft_jax.sampling import Batcher, Request
 from marft_jax.types import MAIN, Sampling
 
@@ -78,6 +82,27 @@ class JsonServer(ThreadingHTTPServer):
         self.server_close()
 
 
+def joined(each):
+    """Tensors of each expert, in one for all as of peft, under the names of published files."""
+    found, by_stack = {}, {}
+    for name, tensor in each.items():
+        stem, e, piece, letter = re.fullmatch(
+            r"(.*\.mlp\.experts)\.(\d+)\.(\w+)\.lora_([AB])\.weight", name
+        ).groups()
+        by_stack.setdefault((stem, letter), {})[int(e), piece] = tensor
+    for (stem, letter), own in by_stack.items():
+        n = 1 + max(e for e, _ in own)
+        for pieces, inner in ((["gate_proj", "up_proj"], ".base_layer"), (["down_proj"], "")):
+            if letter == "A":  # the gate's and the other's are one
+                rows = [own[e, pieces[0]] for e in range(n)]
+                whole = np.concatenate(rows)
+            else:
+                both = [np.concatenate([own[e, p] for p in pieces]) for e in range(n)]
+                whole = np.stack(both, axis=-1).reshape(len(both[0]), -1)
+            found[f"{stem}{inner}.lora_{letter}.weight"] = whole
+    return found
+
+
 class StandIn(JsonServer):
     """The small model behind the routes of a server.
 
@@ -85,17 +110,26 @@ class StandIn(JsonServer):
         kind: vllm or sglang.
         logprobs: processed or raw, as of vLLM's ``--logprobs-mode``; SGLang's are of the policy.
         rounding: deviation of the noise in its log-probs.
+        config, targets: its base, and what it adapts.
+
+    Attributes:
+        each_expert: it reads tensors of each expert; False: those of all in one; None: none.
     """
 
-    def __init__(self, kind="vllm", logprobs="processed", rounding=0.0, context=256, model="base"):
+    def __init__(
+        self, kind="vllm", logprobs="processed", rounding=0.0, context=256, model="base",
+        config=small.CONFIG, targets=small.QV,
+    ):  # fmt: skip
         super().__init__()
         self.kind, self.logprobs, self.rounding = kind, logprobs, rounding
-        self.context, self.model = context, model
+        self.context, self.model, self.each_expert = context, model, False
         self.engine = small.engine(
-            slots=16, chunk=4, context=context, longest=LONGEST, n=ROOM, eos_ids=()
-        )
+            slots=16, chunk=4, context=context, longest=LONGEST, n=ROOM, eos_ids=(),
+            layers=config.n_layers, config=config,
+        )  # fmt: skip
         self.places, self.lock = {}, threading.Lock()
-        self.stack = jax.tree.map(np.zeros_like, jax.device_get(small.adapters(ROOM)))
+        stack = lora.empty(config, adapters=ROOM, rank=small.RANK, targets=targets)
+        self.stack = jax.tree.map(np.array, jax.device_get(stack))
         self.noise = np.random.default_rng(0)
         self.batcher = Batcher(self.engine)
 
@@ -144,7 +178,10 @@ class StandIn(JsonServer):
             }
         if not path.is_dir():
             return 404, {"error": {"message": f"No adapter found for {path}"}}
-        adapter = peft.read(path)
+        try:
+            adapter = self._read(path)
+        except ValueError as error:
+            return 500, {"error": {"message": f"Call to add_lora method failed: {error}"}}
         with self.lock:
             free = next(n for n in range(ROOM) if n not in self.places.values())
             place = self.places.get(name, free)
@@ -163,6 +200,28 @@ class StandIn(JsonServer):
                 schedule.forget = forget
             self.places[name] = place
         return 200, f"Success: LoRA adapter '{name}' added successfully."
+
+    def _read(self, path):
+        """Reads the spelling that it knows: vLLM refuses the other one, SGLang leaves it out."""
+        tensors, own = load_file(path / peft.WEIGHTS), path.parent / f"read-{path.name}"
+        each = {n for n in tensors if re.search(r"\.experts\.\d+\.", n)}
+        stacked = {n for n in tensors if re.search(r"\.experts\.(base|lora)", n)}
+        other = (stacked | each) - {True: each, False: stacked, None: set()}[self.each_expert]
+        if other and self.kind == "vllm":
+            raise ValueError(f"expected other target modules, received {sorted(other)[0]}")
+        found = {n: x for n, x in tensors.items() if n not in stacked | each}
+        if self.each_expert:
+            found |= joined({n: tensors[n] for n in each})
+        else:
+            found |= {n: tensors[n] for n in stacked}
+        own.mkdir()
+        save_file(found, own / peft.WEIGHTS)
+        settings = json.loads((path / peft.CONFIG).read_text()) | {"target_parameters": None}
+        (own / peft.CONFIG).write_text(json.dumps(settings))
+        try:
+            return peft.read(own)
+        finally:
+            shutil.rmtree(own)
 
     def _sample(self, prompt, owner, seed, longest, ends, s):
         sampling = Sampling(longest, s["temperature"], s["top_p"], max(s["top_k"], 0), s["min_p"])

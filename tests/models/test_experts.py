@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -546,3 +547,33 @@ def learned(shape: tuple[int, int, int]):
     tree = jax.device_put(tree, small.mesh.replicated(where))
     state, _, metrics = learner.learn(learner.init().with_adapters({MAIN: tree}), batch, 0)
     return jax.device_get(state), jax.device_get(metrics)
+
+
+def test_an_adapter_is_written_for_each_expert_under_the_names_of_the_checkpoint(tmp_path):
+    factors = jax.tree.map(lambda x: np.asarray(x[0]), adapters(MIXED, 1))
+    where = dict(layers_with=MIXED.layers_with)
+    peft.write(tmp_path, factors, ALPHA, "base", **where, each_expert=True)
+    stored = load_file(tmp_path / peft.WEIGHTS)
+    names = {
+        re.sub(r"base_model\.model\.(.*)\.lora_[AB]", r"\1", name)
+        for name in stored
+        if ".experts." in name
+    }
+    assert names == {name for name in tensors(MIXED) if ".experts." in name}
+
+    def product(name):
+        at = f"base_model.model.model.layers.2.mlp.experts.5.{name}"
+        return (stored[f"{at}.lora_B.weight"] @ stored[f"{at}.lora_A.weight"]).T
+
+    def ours(name):
+        pair = {kind: x[1][5] for kind, x in factors[name].items()}
+        return pair["a"] @ pair["b"]
+
+    both = np.concatenate([product("gate_proj"), product("up_proj")], axis=1)
+    np.testing.assert_allclose(both, ours("experts_gate_up"), rtol=1e-5)
+    np.testing.assert_allclose(product("down_proj"), ours("experts_down"), rtol=1e-5)
+    settings = json.loads((tmp_path / peft.CONFIG).read_text())
+    assert "target_parameters" not in settings
+    assert {"q_proj", "v_proj", "gate_proj", "up_proj", "down_proj"} == {
+        *settings["target_modules"]
+    }

@@ -34,6 +34,7 @@ class Dialect(NamedTuple):
         adapters: what the routes of adapters begin with.
         body: makes the JSON of a request.
         read: ids and log-probs of an answer; raises where it has another form.
+        spellings: of adapters on routed experts, in the order in which they are tried.
     """
 
     name: str
@@ -42,6 +43,7 @@ class Dialect(NamedTuple):
     adapters: str
     body: Callable[[Ask], dict[str, Any]]
     read: Callable[[Any], tuple[Sequence[Any], Sequence[Any]]]
+    spellings: Sequence[str]
 
 
 def _settings(ask: Ask) -> dict[str, Any]:
@@ -83,7 +85,13 @@ def _of_sglang(answer: Any) -> tuple[Sequence[Any], Sequence[Any]]:
     return [token[1] for token in tokens], [token[0] for token in tokens]
 
 
+STACKED, EACH = "", "each"
+"""Tensors of all experts in one, as peft names them (``target_parameters``), or of each expert.
+
+vLLM reads one of both, which depends on the class of its base (``is_3d_moe_weight``), and refuses
+the other. SGLang reads those of each expert, and leaves out the others without a word.
+"""
 DIALECTS = (
-    Dialect("SGLang", "/get_model_info", "/generate", "", _sglang, _of_sglang),
-    Dialect("vLLM", "/version", "/v1/completions", "/v1", _vllm, _of_vllm),
+    Dialect("SGLang", "/get_model_info", "/generate", "", _sglang, _of_sglang, (EACH,)),
+    Dialect("vLLM", "/version", "/v1/completions", "/v1", _vllm, _of_vllm, (EACH, STACKED)),
 )

@@ -7,9 +7,11 @@ import os
 import re
 import shutil
 import tempfile
+from collections.abc import Collection
 from pathlib import Path
 
 from marft_jax.errors import BadInput, reason
+from marft_jax.extras.remote.dialects import EACH
 from marft_jax.sampling.settings import Matrices, SampledBase
 
 
@@ -39,13 +41,17 @@ class Folders:
         self._here, self._there = own, there.rstrip("/") or str(own)
         self._salt, self._written = os.urandom(8), 0
 
-    def write(self, label: str, base: SampledBase, matrices: Matrices) -> tuple[str, str]:
-        """Writes an adapter; returns its name, and the folder in which servers find it."""
+    def write(
+        self, label: str, base: SampledBase, matrices: Matrices, spellings: Collection[str]
+    ) -> tuple[str, str]:
+        """Writes an adapter, in each spelling in a folder of that name; returns the adapter's name,
+        and the folder in which servers find these."""
         draft = self._here / f".draft-{os.getpid()}"
-        base.tools.write(draft, matrices)
+        for spelling in spellings:
+            base.tools.write(draft / spelling, matrices, spelling == EACH)
         self._written += 1
         digest = hashlib.sha256(self._salt + self._written.to_bytes(8, "big"))
-        for file in sorted(draft.iterdir()):
+        for file in sorted(draft.rglob("adapter_*")):
             digest.update(file.read_bytes())
             file.chmod(0o644)  # safetensors keeps its own to their owner
         name = f"{re.sub(r'[^A-Za-z0-9_.-]', '_', label)}-{digest.hexdigest()[:12]}"

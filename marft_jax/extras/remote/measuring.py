@@ -13,7 +13,7 @@ import numpy as np
 
 from marft_jax.errors import BadInput
 from marft_jax.extras.remote import proof
-from marft_jax.extras.remote.dialects import Ask
+from marft_jax.extras.remote.dialects import STACKED, Ask
 from marft_jax.extras.remote.folders import Folders
 from marft_jax.extras.remote.server import NoAnswer, Server
 from marft_jax.sampling import Completion
@@ -68,8 +68,9 @@ async def measure(
     server.base = min(gaps, key=lambda name: gaps[name])
     if not gaps[server.base] < _FITS:
         sources = " or ".join(base.source for base in bases.values())
-        got = f"log-probs that are {gaps[server.base]:.2g} from ours: it has another base"
-        raise _refused(server, f"expected a server of {sources}, got {got}")
+        got = f"log-probs that are {gaps[server.base]:.2g} from ours: it has another base, or"
+        why = f"{got} rounds too much (with experts, rounding changes routes: use --dtype float32)"
+        raise _refused(server, f"expected a server of {sources}, got {why}")
     base = bases[server.base]
     prompts = [np.concatenate([x, own.ids]) for x, own in zip(begun, plain.sampled, strict=True)]
     plain = await _sample(server, base, prompts)
@@ -92,10 +93,19 @@ async def _adapter(server: Server, base: SampledBase, plain: _Text, folders: Fol
         deviation *= 2
         trained = _trained(base, deviation)
     one = {name: {part: x[0] for part, x in pair.items()} for name, pair in trained.items()}
-    name, folder = folders.write("measured", base, one)
+    with_experts = any(pair["a"].ndim > 3 for pair in one.values())
+    spellings = server.dialect.spellings if with_experts else (STACKED,)
+    name, folder = folders.write("measured", base, one, spellings)
     try:
-        if why := await server.load(name, folder):
-            raise _refused(server, f"it does not load an adapter: {why}; see extras/remote")
+        whys = dict[str, None]()
+        for server.spelling in spellings:
+            if not (why := await server.load(name, folder)):
+                break
+            whys[why] = None
+        else:
+            raise _refused(
+                server, f"it does not load an adapter: {'; '.join(whys)}; see extras/remote"
+            )
         text = await _sample(server, base, plain.prompts, adapter=name)
     finally:
         await server.unload(name)
@@ -103,7 +113,8 @@ async def _adapter(server: Server, base: SampledBase, plain: _Text, folders: Fol
     own, none = text.both(base, trained), proof.gap(*text.both(base))
     if not proof.misfit(*own, max(server.precision, _ROUNDING)) <= 1:
         gap = proof.gap(*own)
-        does = f"an adapter that it loaded does {'nothing' if none < gap else 'not all it should'}"
+        what = "nothing" if none < _FITS else "not all it should"
+        does = f"an adapter that it loaded does {what}"
         off = f"its log-probs are {gap:.2g} from those of the adapter, {none:.2g} from the base's"
         raise _refused(server, f"{does}: {off}; look which matrices it adapts (--lora.targets)")
     return proof.precision(*own)

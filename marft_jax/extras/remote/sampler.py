@@ -136,10 +136,11 @@ class HttpSampler(Sampler):
         }
         places = dict[tuple[str, int], tuple[str, str]]()
         for base, own in stacks.items():
+            spellings = {server.spelling for server in self.servers if server.base == base}
             for n, agent in enumerate(self._bases[base].adapters):
                 one = {name: {k: x[n] for k, x in pair.items()} for name, pair in own.items()}
-                written = self._folders.write(f"{agent}-{version}", self._bases[base], one)
-                places[base, n] = written
+                label = f"{agent}-{version}"
+                places[base, n] = self._folders.write(label, self._bases[base], one, spellings)
         if version != self._given.version:
             self._before = dict(self._given.stacks or stacks)
         self._given, self._stats = _Given(version, stacks, places), defaultdict(float)

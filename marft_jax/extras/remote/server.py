@@ -9,7 +9,7 @@ import httpx
 import numpy as np
 
 from marft_jax.errors import BadInput, one_line
-from marft_jax.extras.remote.dialects import DIALECTS, Ask
+from marft_jax.extras.remote.dialects import DIALECTS, STACKED, Ask
 from marft_jax.sampling import Completion
 from marft_jax.sampling.settings import SampledBase
 from marft_jax.sampling.stops import stopped_at
@@ -37,6 +37,7 @@ class Server:
     Attributes:
         dialect, model, context: its kind, the name of its base, and its longest prompt and action.
         base: the base of the team that it serves; "" until that is measured.
+        spelling: of adapters that it reads.
         precision: σ of its log-probs, see ``proof``.
         busy: number of requests that it has.
         down: it is left alone until the next adapters, if others are there.
@@ -45,6 +46,7 @@ class Server:
     def __init__(self, url: str, seconds: float) -> None:
         self.url, self.dialect, self.busy, self.down = url.rstrip("/"), DIALECTS[0], 0, False
         self.model, self.context, self.base, self.precision = "", 0, "", 0.0
+        self.spelling = STACKED
         key = os.environ.get("SAMPLER_API_KEY", "").strip()
         limits = {"max_connections": None, "max_keepalive_connections": None}
         self._client = httpx.AsyncClient(
@@ -80,12 +82,13 @@ class Server:
             answer = await self._post(self.dialect.generate, self.dialect.body(ask))
         finally:
             self.busy -= 1
+        told = f"status {answer.status_code}: {one_line(answer.text, 200)}"
         if answer.status_code == 429 or answer.status_code >= 500:
-            raise NoAnswer("busy", f"status {answer.status_code}")
+            raise NoAnswer("busy", told)
         if ask.is_adapter and answer.status_code in (400, 404) and ask.model in answer.text:
             raise NoAnswer("unknown", "it does not have the adapter")
         if not answer.is_success:
-            raise NoAnswer("wrong", f"status {answer.status_code}: {one_line(answer.text, 200)}")
+            raise NoAnswer("wrong", told)
         try:
             ids, logprobs = self.dialect.read(answer.json())
         except (ValueError, KeyError, TypeError, IndexError) as error:
@@ -94,7 +97,8 @@ class Server:
 
     async def load(self, name: str, folder: str) -> str:
         """Loads an adapter; returns why it could not, or ""."""
-        return await self._adapt("load", {"lora_name": name, "lora_path": folder})
+        path = f"{folder}/{self.spelling}".rstrip("/")
+        return await self._adapt("load", {"lora_name": name, "lora_path": path})
 
     async def unload(self, name: str) -> str:
         """Has an adapter forgotten; returns why it could not, or ""."""
