@@ -16,7 +16,7 @@ from marft_jax.sampling.settings import Matrices, SampledBase
 
 
 class Folders:
-    """Folders of adapters, one each, with names that never come again.
+    """Folders of adapters, one each, with names that never come again and end in the run's own.
 
     Args:
         place: ``HERE`` or ``HERE=THERE`` of ``rollout.sampler_folder``.
@@ -30,8 +30,9 @@ class Folders:
         here, _, there = (place or "").partition("=")
         temporary = tempfile.mkdtemp(prefix="marft-adapters-") if not here and run is None else ""
         own = Path(here or temporary or f"{run}/adapters").expanduser().absolute()
-        if not here:  # nobody else writes there: what is left is of a run that was killed
-            shutil.rmtree(own, ignore_errors=True)
+        self._salt, self._written = os.urandom(8), 0
+        of_run = str(run.absolute()).encode() if run else self._salt
+        self._run = hashlib.sha256(of_run).hexdigest()[:8]
         try:
             own.mkdir(parents=True, exist_ok=True)
             tempfile.TemporaryFile(dir=own).close()
@@ -39,14 +40,20 @@ class Folders:
             wanted = f"--rollout.sampler_folder {own}: expected a folder that can be written"
             raise BadInput(f"{wanted} ({reason(error)})") from error
         self._here, self._there = own, there.rstrip("/") or str(own)
-        self._salt, self._written = os.urandom(8), 0
+        for name in filter(self.is_of_run, os.listdir(own)):
+            self.delete(name)
+
+    def is_of_run(self, name: str) -> bool:
+        """True for the name of an adapter of this run: when it opens, of a process that was
+        killed."""
+        return f"-{self._run}" in name
 
     def write(
         self, label: str, base: SampledBase, matrices: Matrices, spellings: Collection[str]
     ) -> tuple[str, str]:
         """Writes an adapter, in each spelling in a folder of that name; returns the adapter's name,
         and the folder in which servers find these."""
-        draft = self._here / f".draft-{os.getpid()}"
+        draft = self._here / f".draft-{self._run}"
         for spelling in spellings:
             base.tools.write(draft / spelling, matrices, spelling == EACH)
         self._written += 1
@@ -54,7 +61,7 @@ class Folders:
         for file in sorted(draft.rglob("adapter_*")):
             digest.update(file.read_bytes())
             file.chmod(0o644)  # safetensors keeps its own to their owner
-        name = f"{re.sub(r'[^A-Za-z0-9_.-]', '_', label)}-{digest.hexdigest()[:12]}"
+        name = f"{re.sub(r'[^A-Za-z0-9_.-]', '_', label)}-{self._run}{digest.hexdigest()[:12]}"
         draft.rename(self._here / name)
         return name, f"{self._there}/{name}"
 

@@ -103,7 +103,8 @@ class HttpSampler(Sampler):
     async def _open(self, settings: HttpSettings) -> tuple[list[Server], Capabilities]:
         servers = [Server(url, settings.answer_seconds) for url in settings.urls]
         for server in servers:
-            await server.connect()
+            for name in filter(self._folders.is_of_run, await server.connect()):
+                await server.unload(name)
         kinds = [await measure(server, self._bases, self._folders) for server in servers]
         if lacks := self._bases.keys() - {server.base for server in servers}:
             source = self._bases[min(lacks)].source

@@ -56,8 +56,8 @@ class Server:
             trust_env=False,
         )
 
-    async def connect(self) -> None:
-        """Finds out what the server is, and what it holds.
+    async def connect(self) -> list[str]:
+        """Finds out what the server is; returns the names of the adapters that it holds.
 
         Raises:
             BadInput: it does not answer, or is of no kind that is known.
@@ -68,6 +68,7 @@ class Server:
             self.dialect = next(dialect for dialect, answer in routes if answer.is_success)
             base = next(model for model in listed if not model.get("parent"))
             self.model, self.context = str(base["id"]), int(base.get("max_model_len") or 0)
+            return [str(model["id"]) for model in listed if model.get("parent")]
         except Exception as error:
             got = one_line(repr(error), 100)
             why = f"expected a server of {' or '.join(d.name for d in DIALECTS)}, got {got}"

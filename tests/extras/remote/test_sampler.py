@@ -162,7 +162,6 @@ def test_a_confident_token_is_compared_in_its_own_noise():
 
 
 def test_a_folder_is_there_while_its_version_plays_and_its_name_never_comes_again(vllm, tmp_path):
-    (tmp_path / "adapters" / "left-by-a-killed-run").mkdir(parents=True)
     sampler, base, seen = open_http(tmp_path, vllm.url), small_base(), []
     for k in (1, 1, 2):
         adapters = {MAIN: version(base, k)}
@@ -176,6 +175,26 @@ def test_a_folder_is_there_while_its_version_plays_and_its_name_never_comes_agai
     assert len({*seen}) == 6
     sampler.release()
     assert not [*(tmp_path / "adapters").iterdir()] and not vllm.places
+
+
+@pytest.mark.parametrize("shared", [False, True], ids=["in the run", "shared"])
+def test_what_a_killed_process_left_is_unloaded_and_deleted_when_its_run_goes_on(
+    shared, vllm, tmp_path
+):
+    own, base = {}, small_base()
+    for run in ("mine", "other"):
+        how = {"sampler_folder": str(tmp_path)} if shared else {}
+        sampler, adapters = open_http(tmp_path / run, vllm.url, **how), {MAIN: version(base, 1)}
+        before = {*vllm.places}
+        sampler.load(adapters, version_of(adapters))
+        own[run] = {*vllm.places} - before
+    assert all(len(names) == 2 for names in own.values())
+    here = tmp_path if shared else tmp_path / "mine" / "adapters"
+    assert own["mine"] <= {folder.name for folder in here.iterdir()}
+    open_http(tmp_path / "mine", vllm.url, **how).release()  # the one before never released
+    assert not own["mine"] & {folder.name for folder in here.iterdir()}
+    assert {*vllm.places} == own["other"]
+    sampler.release()
 
 
 def test_servers_may_see_the_folder_elsewhere(vllm, tmp_path):
