@@ -51,7 +51,9 @@ def open_sampler(
 def _make(models: TeamModels, at_once: int | None, folder: Path | None) -> Sampler:
     config, devices = models.config, models.devices
     sampled = {name: _sampled(name, base, models) for name, base in models.bases.items()}
-    setup = SamplerSetup(config.rollout, sampled, config.run.seed, config.lora.alpha, folder)
+    process = f"{config.run.dir} {jax.process_index()}" if folder else ""
+    own = config.run.seed, config.lora.alpha, folder, process
+    setup = SamplerSetup(config.rollout, sampled, *own)
     if not isinstance(config.rollout, Rollout):
         return make_sampler(setup)
     at_once = at_once or config.algo.episodes * max(1, config.algo.part(Branching).branches)

@@ -76,6 +76,7 @@ class SamplerSetup(NamedTuple):
         seed: ``run.seed``.
         alpha: an adapter's product is multiplied by alpha / rank.
         folder: the run directory; None where there is none.
+        process: the run and the process in it, the same whenever it is started; "" without a run.
     """
 
     settings: RolloutSettings
@@ -83,6 +84,7 @@ class SamplerSetup(NamedTuple):
     seed: int
     alpha: float
     folder: Path | None = None
+    process: str = ""
 
 
 def settings_type(name: str) -> type[RolloutSettings]:

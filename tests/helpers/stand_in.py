@@ -26,7 +26,7 @@ from marft_jax.models import lora
 from marft_jax.sampling import Batcher, Request
 from marft_jax.types import MAIN, Sampling
 
-ROOM = 6  # adapters, each in a place of the engine's stack
+ROOM = 8  # adapters, each in a place of the engine's stack
 LONGEST = 32
 ROUTES = {
     "vllm": ("/version", "/v1/completions", "/v1"),

@@ -21,18 +21,18 @@ class Folders:
     Args:
         place: ``HERE`` or ``HERE=THERE`` of ``rollout.sampler_folder``.
         run: the run directory; None: a temporary folder is used.
+        process: what names the run, and this process in it.
 
     Raises:
         BadInput: the folder cannot be written.
     """
 
-    def __init__(self, place: str | None, run: Path | None) -> None:
+    def __init__(self, place: str | None, run: Path | None, process: str) -> None:
         here, _, there = (place or "").partition("=")
         temporary = tempfile.mkdtemp(prefix="marft-adapters-") if not here and run is None else ""
         own = Path(here or temporary or f"{run}/adapters").expanduser().absolute()
         self._salt, self._written = os.urandom(8), 0
-        of_run = str(run.absolute()).encode() if run else self._salt
-        self._run = hashlib.sha256(of_run).hexdigest()[:8]
+        self._run = hashlib.sha256(process.encode() or self._salt).hexdigest()[:8]
         try:
             own.mkdir(parents=True, exist_ok=True)
             tempfile.TemporaryFile(dir=own).close()

@@ -91,7 +91,7 @@ class HttpSampler(Sampler):
         self._loop = asyncio.new_event_loop()
         threading.Thread(target=self._loop.run_forever, name="requests", daemon=True).start()
         weakref.finalize(self, self._loop.call_soon_threadsafe, self._loop.stop)
-        self._folders = Folders(settings.sampler_folder, setup.folder)
+        self._folders = Folders(settings.sampler_folder, setup.folder, setup.process)
         self._room = asyncio.Semaphore(settings.at_once * len(settings.urls))
         self._given, self._before = _Given("", {}, {}), dict[str, Matrices]()
         self._left, self._tickets = dict[int, Future[_Sampled]](), itertools.count()

@@ -55,7 +55,7 @@ def small_base():
 def open_http(folder, *urls, base=None, **settings):
     base = base or small_base()
     how = HttpSettings(sampler="http", urls=urls, **settings)
-    return HttpSampler(SamplerSetup(how, {MAIN: base}, 0, small.ALPHA, folder))
+    return HttpSampler(SamplerSetup(how, {MAIN: base}, 0, small.ALPHA, folder, str(folder or "")))
 
 
 def version(base, k):
