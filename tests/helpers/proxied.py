@@ -7,6 +7,7 @@ the server itself. It begins when it is put into ``proxy.fault``.
 from __future__ import annotations
 
 import copy
+import itertools
 import json
 import shutil
 import time
@@ -87,7 +88,8 @@ def other(proxy, body):
 
 def share(choose, every):
     """Of each ``every`` requests one goes to another model: a server of several, say."""
-    return lambda proxy, body: choose(proxy, body) if proxy.asked % every == 0 else body["model"]
+    count = itertools.count()  # ``proxy.asked`` is also that of requests beside this one
+    return lambda proxy, body: choose(proxy, body) if next(count) % every == 0 else body["model"]
 
 
 def changed_files(change):

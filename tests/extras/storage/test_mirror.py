@@ -229,21 +229,6 @@ def test_a_store_that_keeps_nobody_out_or_cannot_be_written_is_refused(kind):
             pass
 
 
-def test_a_deletion_that_is_lost_is_made_again(elsewhere):
-    left = [2]
-
-    def lose(name, path, write):
-        if name == "delete" and path.endswith("manifest.json") and left[0]:
-            left[0] -= 1
-        else:
-            write()
-
-    with fault(lose):
-        train(owner(), 8)
-    elsewhere()
-    assert newest(reader()) == 8 and left == [0]
-
-
 @pytest.mark.parametrize("kind", ["refused", "lost", "short", "wrong credentials"])
 def test_a_write_that_fails_for_a_while_is_made_again(kind, elsewhere):
     left, opened = [3], Bucket.opened
@@ -278,18 +263,6 @@ def test_a_bucket_that_stays_shut_ends_the_run_and_what_was_saved_stays(elsewher
     elsewhere()
     assert newest(reader()) == 2
     assert train(owner(), 6) == 2
-
-
-def test_an_object_that_vanished_is_written_again(elsewhere):
-    with (place := owner()).own():
-        jsonlines.write(place.path / "config.yaml", ["run: {}"])
-        save(place, 2)
-        before = names(RUN)
-        Bucket.store.clear()  # a rule of the bucket, or a person
-        save(place, 4)
-        assert {*before} < {*names(RUN)}
-    elsewhere()
-    assert newest(reader()) == 4
 
 
 def test_a_checkpoint_of_which_only_its_manifest_is_here_is_not_replaced(elsewhere):
