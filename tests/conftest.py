@@ -9,7 +9,6 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 SHARED = REPOSITORY.parent / "shared"
@@ -21,6 +20,11 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(REPOSITORY / ".pytest_cache" / "jax"))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.2")
 os.environ["HF_HUB_OFFLINE"] = "1"
+# Programs are compiled with few optimisations, without which the suite takes twice as long.
+PLAIN = os.environ.get("MARFT_OPTIMISED") != "1"
+if PLAIN:
+    os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"
+    os.environ["JAX_TRACEBACK_IN_LOCATIONS_LIMIT"] = "0"  # programs are lowered faster without
 
 import jax  # noqa: E402
 import pytest  # noqa: E402
@@ -31,6 +35,8 @@ from marft_jax.learning.settings import LearnerSettings  # noqa: E402
 from marft_jax.parallel import compilation  # noqa: E402
 from marft_jax.team.prompts import Team  # noqa: E402
 
+if PLAIN and jax.__version_info__ < (0, 11):  # later ones end at a flag that they no longer have
+    os.environ.setdefault("XLA_FLAGS", "--xla_cpu_use_fusion_emitters=false")
 jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
@@ -39,24 +45,6 @@ UNREAD = set(
     "group_size epochs minibatches microbatch_tokens normalize gamma gae_lambda".split()
 )
 """Settings of an algorithm that only the host reads."""
-
-
-def compile_plainly() -> None:
-    """Programs are compiled with few optimisations, into a cache of their own.
-
-    Otherwise the suite takes twice as long. Processes that tests start do the same; everything
-    compiles as a user's does with MARFT_OPTIMISED=1 in the environment.
-    """
-    os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"
-    jax.config.update("jax_disable_most_optimizations", True)
-    jax.config.update("jax_traceback_in_locations_limit", 0)  # programs are lowered faster without
-    jax.config.update(
-        "jax_compilation_cache_dir", os.environ["JAX_COMPILATION_CACHE_DIR"] + "_plain"
-    )
-    if jax.__version_info__ < (0, 11):  # later ones end at a flag that they no longer have
-        flags = os.environ.get("XLA_FLAGS", "") + " --xla_cpu_use_fusion_emitters=false"
-        with mock.patch.dict(os.environ, XLA_FLAGS=flags):
-            jax.jit(lambda: 0)()  # the flags are read once, now
 
 
 def share_programs() -> None:
@@ -97,8 +85,7 @@ def share_programs() -> None:
     engine.programs, learner.programs = shared(engine.programs), shared(learner.programs)
 
 
-if os.environ.get("MARFT_OPTIMISED") != "1":
-    compile_plainly()
+if PLAIN:
     share_programs()
 gc.set_threshold(100_000, 50, 50)  # tracing makes many objects; a tenth of the time was gc's
 
