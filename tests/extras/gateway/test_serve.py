@@ -6,6 +6,7 @@ import concurrent.futures
 import contextlib
 import json
 import os
+import queue
 import signal
 import socket
 import subprocess
@@ -737,29 +738,51 @@ def test_a_signal_ends_the_server_while_clients_are_silent_or_do_not_read():
             process.kill()
 
 
-def test_the_command_serves_until_a_signal_and_ends_what_is_begun(run, tmp_path):
+@pytest.fixture
+def unhandled():
+    """Signals that would have ended a process; handlers are after the test what they were."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    ended: list[int] = []
+    signal.signal(signal.SIGTERM, lambda number, _: ended.append(number))
+    yield ended
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def test_the_command_serves_until_a_signal_and_ends_what_is_begun(
+    run, tmp_path, unhandled, monkeypatch
+):
+    """In this process, which has the programs."""
     keys = tmp_path / "keys"
     keys.write_text(f"\ufeff\n{KEY}\n")
     flags = ["--run", str(run), "--port", "0", "--api_key_file", str(keys)]
     flags += ["--allow_host", "a.example,b.example", "--allow_host", "c.example"]
-    command = [sys.executable, "-m", "marft_jax.serve", *flags]
-    plain = os.environ["JAX_COMPILATION_CACHE_DIR"] + "_plain"  # as this process compiles
-    env = os.environ | {"JAX_COMPILATION_CACHE_DIR": plain, "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=env) as process:
-        assert process.stderr is not None
-        url = next(line for line in process.stderr if "serves at" in line).split()[-1]
+    said = queue.Queue[str]()  # another stderr would let absl, when uvicorn starts, close pytest's
+    monkeypatch.setattr(serve, "print", lambda line, **_: said.put(line), raising=False)
+
+    def use():
+        url = said.get(timeout=120).split()[-1]
         head = {"authorization": f"Bearer {KEY}"}
-        with httpx.Client(base_url=url.removesuffix("/v1"), headers=head, timeout=120) as client:
-            assert client.get("/health").status_code == 200
-            seen = {name: client.get("/health", headers={"host": name}) for name in KNOWN}
-            assert {name: reply.status_code == 200 for name, reply in seen.items()} == KNOWN
-            with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        with (
+            httpx.Client(base_url=url.removesuffix("/v1"), headers=head, timeout=120) as client,
+            concurrent.futures.ThreadPoolExecutor(1) as pool,
+        ):
+            try:
+                assert client.get("/health").status_code == 200
+                seen = {name: client.get("/health", headers={"host": name}) for name in KNOWN}
+                assert {name: reply.status_code == 200 for name, reply in seen.items()} == KNOWN
                 going = pool.submit(answer, client, n=16, temperature=9.0, top_k=255)
                 while not going.done() and " 16" not in client.get("/metrics").text:
                     pass
-                process.send_signal(signal.SIGTERM)
-                assert len(going.result()["choices"]) == 16
-        assert process.wait(30) == 0
+            finally:
+                os.kill(os.getpid(), signal.SIGTERM)
+            return len(going.result()["choices"])
+
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        using = pool.submit(use)
+        with pytest.raises(SystemExit) as left:
+            serve.main(flags)
+        assert (left.value.code, using.result(), unhandled) == (0, 16, [])
 
 
 @pytest.mark.parametrize(
