@@ -14,7 +14,7 @@ from marft_jax.envs.grading.compare import quick
 
 @pytest.fixture(scope="module")
 def pool():
-    pool = GradingPool(2, 30)
+    pool = GradingPool(1, 30)
     yield pool
     pool.close()
 

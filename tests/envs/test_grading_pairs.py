@@ -13,7 +13,7 @@ from marft_jax.envs.grading import GradingPool
 
 @pytest.fixture(scope="module")
 def pool():
-    pool = GradingPool(2, 30)
+    pool = GradingPool(1, 30)
     yield pool
     pool.close()
 

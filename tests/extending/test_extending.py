@@ -7,7 +7,6 @@ import json
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import jax
 import numpy as np
 import one_step
 import orbax.checkpoint as ocp
@@ -23,6 +22,8 @@ from marft_jax.errors import BadInput
 from marft_jax.extras.check.playing import check
 from marft_jax.rollout.rollout import Rollout
 from marft_jax.team import find_workflow
+
+pytestmark = pytest.mark.usefixtures("one_device")
 
 HERE = Path(__file__).parent
 OPTIONS = ("modulus=3", "any_digit=0.25")
@@ -88,8 +89,6 @@ def samples(rewards):
 @pytest.mark.slow
 def test_all_of_them_train_the_built_in_model(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(HERE))
-    first = jax.devices()[:1]
-    monkeypatch.setattr(jax, "devices", lambda *backend: first)
     run = tmp_path / "run"
     flags = f"""--run.dir {run} --algo.episodes 8 --team.workflow review:review
         --algo.name rloo:RLOO --algo.normalize median:by_median

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import chex
 import jax
 import jax.numpy as jnp
@@ -19,6 +21,7 @@ MESHES = [(1, 1, 1), (2, 2, 2)]
 LAYERS = 3
 
 
+@functools.cache
 def forward(stacked: bool, mesh: tuple[int, int, int], remat: Remat = "none"):
     """(hidden states, keys and values of each layer, gradients of the adapters) of some rows."""
     where = small.mesh_of(*mesh)
@@ -61,6 +64,7 @@ def test_sampled_text_is_that_of_unrolled_layers(mesh):
         np.testing.assert_allclose(ours.logprobs, theirs.logprobs, atol=1e-4)
 
 
+@functools.cache
 def said(stacked: bool, mesh: tuple[int, int, int]) -> list[Completion]:
     rng = np.random.default_rng(3)
     common = rng.integers(0, 256, 70)

@@ -173,7 +173,8 @@ def test_a_run_goes_on_from_any_folder_until_its_rows_or_its_code_change(
 ):
     team = "workflow: own_flows:alone\nagents: [{name: planner}, {name: solver, answers: true}]\n"
     (home / "team.yaml").write_text(team)
-    flags = ["--env.name", "math", "--env.data", "rows.jsonl", "--team.file", "team.yaml"]
+    one = ["--env.workers", 1]  # each takes seconds to start
+    flags = ["--env.name", "math", "--env.data", "rows.jsonl", "--team.file", "team.yaml", *one]
     assert trained("--run.dir", "run", "--run.steps", 1, *flags) == 0
     assert trained("--run.dir", "run", "--run.steps", 2, *flags) == 0  # as it was given
     monkeypatch.chdir(tmp_path)
@@ -189,5 +190,5 @@ def test_a_run_goes_on_from_any_folder_until_its_rows_or_its_code_change(
     assert "own_flows.py has changed" in line and "--env.data has changed" in line
     assert (home / "run" / "metrics.jsonl").read_bytes() == before
     flags = ["--run.dir", "next", "--lora.init", "home/run", "--run.steps", 1]
-    flags += ["--env.name", "math", "--env.data", "home/rows.jsonl"]
+    flags += ["--env.name", "math", "--env.data", "home/rows.jsonl", *one]
     assert trained(*flags, "--team.file", "home/team.yaml") == 0

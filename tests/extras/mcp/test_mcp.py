@@ -286,6 +286,7 @@ def test_a_server_gets_the_headers_that_it_wants_and_nothing_shows_them(
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("one_device")
 def test_the_key_of_a_server_is_in_no_file_of_a_run(locked, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("MARFT_SESAME", "sesame")
     headers = {"Authorization": "Bearer $MARFT_SESAME", "X-Team": "$$a"}
