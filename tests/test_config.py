@@ -180,6 +180,9 @@ def test_every_setting_is_read_somewhere(repository):
     kinds["env"] = [*map(envs.settings_type, envs.BUILT_IN), envs.Own]
     kinds["algo"] = [*SETTINGS.values()]
     names = r"config|c|s|settings|algo|env|self|learning|own|kl|how|clipped|moving|part\(.*?\)"
+    places = rf"(?=\b_?({'|'.join(kinds)}|{names})\.(\w+))"
+    read = set(re.findall(places, sources))
+    read_of_any = {name for owner, name in read if re.fullmatch(names, owner)}
     unread = {
         f"{section}.{field.name}"
         for section, some in kinds.items()
@@ -187,7 +190,7 @@ def test_every_setting_is_read_somewhere(repository):
         for kind in some
         for field in dataclasses.fields(kind)
         if not (section == "team" and field.name in Sampling._fields)  # see test_roles.py
-        if not re.search(rf"\b_?({section}|{names})\.{field.name}\b", sources)
+        if field.name not in read_of_any and (section, field.name) not in read
     }
     assert unread == set()
 
