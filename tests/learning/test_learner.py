@@ -451,8 +451,12 @@ def conversations() -> list:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "name, critic", [("appo", "shared"), ("tppo", "lora"), ("grpo", "none"), ("gspo", "none")]
-)
+    "name, critic",
+    [
+        ("appo", "shared"), ("tppo", "lora"), ("grpo", "none"),
+        pytest.param("gspo", "none", marks=pytest.mark.release),
+    ],
+)  # fmt: skip
 def test_turns_that_share_their_beginning_learn_what_they_learn_apart(name, critic):
     """One adapter and two, and a KL."""
     episodes = conversations()
@@ -526,7 +530,7 @@ def test_batches_of_the_same_shapes_compile_nothing(episodes):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["appo", "grpo"])
+@pytest.mark.parametrize("name", ["appo", pytest.param("grpo", marks=pytest.mark.release)])
 def test_two_bases_that_are_one_file_give_what_one_base_gives(episodes, name):
     """One chain of credit along the team; rows, heads and adapters of each base."""
     algo = dataclasses.replace(ALGO, kl_coef=0.1, kl_reference="start", correction="decoupled")

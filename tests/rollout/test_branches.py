@@ -62,14 +62,15 @@ def as_written(turn):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("count", [25, pytest.param(100, marks=pytest.mark.release)])
 @pytest.mark.parametrize(("workflow", "shared"), TOPOLOGIES)
-def test_200_branches_in_which_the_same_is_sampled_equal_their_trunks(workflow, shared):
-    """Of each topology: half of them where agents share a conversation."""
+def test_branches_in_which_the_same_is_sampled_equal_their_trunks(workflow, shared, count):
+    """200 of all topologies: half of them where agents share a conversation."""
     rollout, engine = rollout_of(workflow, shared, by_place)
-    trunks = rollout.play([Sample(i, i) for i in range(100)], 0).episodes
+    trunks = rollout.play([Sample(i, i) for i in range(count)], 0).episodes
     before = len(engine.requests)
     branches = rollout.play(branches_of(trunks), 0).episodes
-    assert len(branches) == len(trunks) == 100
+    assert len(branches) == len(trunks) == count
     for trunk, branch in zip(trunks, branches, strict=True):
         assert list(map(plain, trunk.turns)) == list(map(plain, branch.turns))
         assert trunk.results == branch.results and trunk.task == branch.task
