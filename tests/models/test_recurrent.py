@@ -322,8 +322,11 @@ def test_the_engine_samples_from_what_the_update_computes(name, stacked, lengths
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("stacked", [True, False])
-def test_prompts_start_from_the_state_that_another_left(stacked, name="mixed"):
+@pytest.mark.parametrize(
+    ("name", "stacked"),
+    [("mixed", True), ("qwen3_5", False), pytest.param("mixed", False, marks=pytest.mark.release)],
+)
+def test_prompts_start_from_the_state_that_another_left(name, stacked):
     """From the beginning of its prompt's last chunk, and from its end; never from between."""
     engine_on(name, stacked).load({MAIN: adapters(name)}, 0)
     rng = np.random.default_rng(7)

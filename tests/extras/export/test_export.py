@@ -41,6 +41,8 @@ from marft_jax.team.profiles import BUILT_IN
 from marft_jax.team.team_files import Blueprint, load_team
 from marft_jax.types import MAIN
 
+pytestmark = pytest.mark.usefixtures("one_device")
+
 METRICS = {3: 0.9, 5: 0.4}  # the newest is not the best
 
 
