@@ -101,8 +101,9 @@ runpy.run_module("marft_jax.extras.gym.worker", run_name="__main__")
         line.sendall(request.encode())
         line.shutdown(socket.SHUT_WR)
         with theirs:
-            run = subprocess.run([sys.executable, "-c", code], stdin=theirs, text=True,
-                                 capture_output=True, timeout=120)  # fmt: skip
+            # packages that are not compiled yet may warn
+            run = subprocess.run([sys.executable, "-W", "ignore", "-c", code], stdin=theirs,
+                                 text=True, capture_output=True, timeout=120)  # fmt: skip
         assert replies.readlines()[1:] == ['{"score": 0.0}\n'], run.stderr
     assert not mark.exists() or mark.read_text() == ""
     assert run.stderr == "['PermissionError', 1, 'PermissionError']\n"  # 1: buffered, never written
