@@ -88,10 +88,9 @@ async def measure(
 async def _adapter(server: Server, base: SampledBase, plain: _Text, folders: Folders) -> float:
     """Has the server sample with a random adapter of trained size: one that changes what the base
     sampled. Returns the precision with it."""
-    deviation, trained = 0.01, _trained(base, 0.01)
-    while proof.gap(*plain.both(base, trained)) < _MATTERS and deviation < 10:
-        deviation *= 2
-        trained = _trained(base, deviation)
+    for deviation in 0.01 * 2.0 ** np.arange(11):
+        if proof.gap(*plain.both(base, trained := _trained(base, deviation))) >= _MATTERS:
+            break
     one = {name: {part: x[0] for part, x in pair.items()} for name, pair in trained.items()}
     with_experts = any(pair["a"].ndim > 3 for pair in one.values())
     spellings = server.dialect.spellings if with_experts else (STACKED,)

@@ -144,10 +144,10 @@ class HttpSampler(Sampler):
                 places[base, n] = self._folders.write(label, self._bases[base], one, spellings)
         if version != self._given.version:
             self._before = dict(self._given.stacks or stacks)
-        self._given, self._stats = _Given(version, stacks, places), defaultdict(float)
-        counts = dict.fromkeys(("unproven", "retried", "failed"), 0.0)
-        counts |= {"precision": max(server.precision for server in self.servers)}
-        self._stats |= {f"sampler/{name}": n for name, n in counts.items()}
+        self._given = _Given(version, stacks, places)
+        counts = dict.fromkeys(("sampler/unproven", "sampler/retried", "sampler/failed"), 0.0)
+        precision = max(server.precision for server in self.servers)
+        self._stats = defaultdict(float, {**counts, "sampler/precision": precision})
         why = "; ".join(filter(None, self._wait(_all(map(self._load_on, self.servers)))))
         if self._bases.keys() - {server.base for server in self.servers if not server.down}:
             raise RunFailed(f"no server has loaded this step's adapters: {why}")
@@ -156,7 +156,7 @@ class HttpSampler(Sampler):
         """Loads the adapters on a server, which else is left alone; returns why it has not."""
         own = [place for (base, _), place in self._given.places.items() if base == server.base]
         why = next(filter(None, [await server.load(*place) for place in own]), "")
-        server.down = bool(why)
+        server.down, server.loads = bool(why), server.loads + 1
         if why:
             LOGGER.warning("%s does not load adapters, and is left alone: %s", server.url, why)
         return why and f"{server.url}: {why}"
@@ -199,6 +199,7 @@ class HttpSampler(Sampler):
         async with self._room:
             for wait_seconds in (*_WAITS, None):
                 server = self._choose(request, server)
+                loads = server.loads
                 how = prompt, request.sampling, seed, base.eos_ids
                 try:
                     found = await server.ask(Ask(name or server.model, bool(name), *how), base)
@@ -210,7 +211,9 @@ class HttpSampler(Sampler):
                         break
                     if error.kind == "unknown":  # it was started anew
                         again.add(server)
-                        await self._load_on(server)
+                        async with server.lock:
+                            if server.loads == loads:  # else another request has had it loaded
+                                await self._load_on(server)
                         wait_seconds = 0.0
                 self._stats["sampler/retried"] += 1
                 await asyncio.sleep(wait_seconds)
@@ -280,14 +283,9 @@ class HttpSampler(Sampler):
         """Has the servers forget the adapters, and deletes these."""
         self._sampled.clear()
         places, self._given = self._given.places, self._given._replace(places={})
-        there = [server for server in self.servers if not server.down]
-        self._wait(_all(
-            server.unload(name)
-            for server in there
-            for (base, _), (name, _) in places.items()
-            if base == server.base
-        ))  # fmt: skip
-        for name, _ in places.values():
+        for (base, _), (name, _) in places.items():
+            there = [x for x in self.servers if x.base == base and not x.down]
+            self._wait(_all(server.unload(name) for server in there))
             self._folders.delete(name)
 
     def stats(self) -> Mapping[str, float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from typing import Any, Literal
 
@@ -41,12 +42,13 @@ class Server:
         precision: σ of its log-probs, see ``proof``.
         busy: number of requests that it has.
         down: it is left alone until the next adapters, if others are there.
+        loads, lock: how often adapters were loaded, and for who has them loaded again.
     """
 
     def __init__(self, url: str, seconds: float) -> None:
         self.url, self.dialect, self.busy, self.down = url.rstrip("/"), DIALECTS[0], 0, False
         self.model, self.context, self.base, self.precision = "", 0, "", 0.0
-        self.spelling = STACKED
+        self.spelling, self.loads, self.lock = STACKED, 0, asyncio.Lock()
         key = os.environ.get("SAMPLER_API_KEY", "").strip()
         limits = {"max_connections": None, "max_keepalive_connections": None}
         self._client = httpx.AsyncClient(

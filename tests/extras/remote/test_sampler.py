@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import shutil
 import time
 
 import numpy as np
@@ -213,15 +214,24 @@ def test_servers_may_see_the_folder_elsewhere(vllm, tmp_path):
     assert all(str(proxy.folder) in path for path in paths if path)  # the proxy copied them
 
 
-def test_a_server_that_was_started_anew_gets_the_adapters_again(vllm, tmp_path):
-    sampler, base = open_http(tmp_path, vllm.url), small_base()
-    adapters = {MAIN: version(base, 1)}
-    sampler.load(adapters, version_of(adapters))
-    vllm.restart()
-    found = small.answers(sampler, requests(6))
-    assert {own.reason for own in found} <= {"length", "end"}
-    sampler.settle()
-    sampler.release()
+def test_a_server_that_was_started_anew_gets_the_adapters_again_and_once(vllm, tmp_path):
+    loads = []
+    with proxied.Proxy(vllm.url, tmp_path / "kept") as proxy:
+        sampler, base = open_http(tmp_path, proxy.url), small_base()
+        adapters = {MAIN: version(base, 1)}
+        sampler.load(adapters, version_of(adapters))
+        proxy.given.clear()  # it copies a folder once
+        shutil.rmtree(proxy.folder)
+        proxy.fault = lambda proxy, route, body: (
+            loads.append(body["lora_name"]) if route.endswith("/load_lora_adapter") else None,
+            proxy.ask(route, body),
+        )[1]
+        vllm.restart()
+        found = small.answers(sampler, requests(24))
+        assert {own.reason for own in found} <= {"length", "end"}
+        assert len(loads) == len({*loads}) == 2 and not sampler.servers[0].down
+        sampler.settle()
+        sampler.release()
 
 
 def test_one_of_two_servers_dies_and_the_other_goes_on(vllm, tmp_path, monkeypatch):
