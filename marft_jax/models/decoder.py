@@ -474,10 +474,7 @@ class Decoder(nnx.Module):
             graphdef: Any, kind: Any, number: Any, traced: Any, weights: Sequence[Base], *args: Any
         ) -> tuple[Array, Any]:
             found = (x if y is None else y for x, y in zip(kind, traced, strict=True))
-            of_layer, reads = number
-            slides, rope_number = found
-            layer = Layer(of_layer, slides, rope_number, reads)
-            return nnx.merge(graphdef, *weights)(layer, *args, reading)
+            return nnx.merge(graphdef, *weights)(Layer(number, *found), *args, reading)
 
         stacked = self.config.stacked
         # a kind stays static: between rotary tables of unlike shapes no program can choose
@@ -500,7 +497,7 @@ class Decoder(nnx.Module):
                 own = kept.get(at, None if cache is None else cache[at])
                 kind = self.config.sliding[i], self.config.ropes[i]
                 args = weights, x_BTD, rope, adapters, own, inputs and inputs[i]
-                x_BTD, kept[at] = run(graphdef, kind, (None, None), (None, None), *args)
+                x_BTD, kept[at] = run(graphdef, kind, None, (None, None), *args)
         return x_BTD, [*kept.values()]
 
     def _scanned(
@@ -522,12 +519,11 @@ class Decoder(nnx.Module):
             read = [layer for layer in sources if layer is not None]
             if not read:
                 given = cache and cache[len(kept) :][: segment.period]
-                x_BTD, new = scan(x_BTD, given, [None] * segment.period)
+                x_BTD, new = scan(x_BTD, given)
                 kept += new
                 continue
-            earlier = [(kept[n], i) for n, i in map(where.__getitem__, read)]
-            if cache is None:
-                earlier = [(jax.tree.map(lambda x, i=i: x[i], x), None) for x, i in earlier]
+            places = [where[layer] for layer in read]
+            earlier = [(kept[n].turned(), i) for n, i in places]
             x_BTD, _ = scan(x_BTD, None, earlier)
         return x_BTD, kept
 
@@ -538,7 +534,7 @@ class Decoder(nnx.Module):
         run: Any,
         x_BTD: Array,
         cache: Any,
-        earlier: Sequence[Any],
+        earlier: Sequence[Any] = (),
         *,
         rope: Ropes,
         lora: Any,
@@ -549,7 +545,7 @@ class Decoder(nnx.Module):
 
         Args:
             cache: of each place.
-            earlier: what the layers of each place read instead, and its number where stacked.
+            earlier: what the layers of each place read instead, of one layer.
         """
         c, (first, p, periods) = self.config, segment
         parts = (nnx.split(block, _of_experts, ...) for block in blocks)
@@ -565,11 +561,14 @@ class Decoder(nnx.Module):
             kept = ()
             for j in range(p):
                 own = lora._replace(layers=adapters).of(first + j, c, first) if lora else {}
-                reads, at = earlier[j] or (cache and cache[j], None)
+                reads = cache and cache[j]
+                if earlier:
+                    stack, layer = earlier[j]
+                    reads = jax.tree.map(lambda x, layer=layer: x[layer], stack).turned()
                 inputs = x_BTD, rope, LayerAdapters(own, owners), reads, given and given[j]
                 kind = tuple(x[0] for x in kinds[j])
                 both = experts[j], weights[j]
-                x_BTD, new = run(graphdefs[j], kind, (i, at), traced[j], both, *inputs)
+                x_BTD, new = run(graphdefs[j], kind, i, traced[j], both, *inputs)
                 kept += (new,)
             return ((x_BTD, None), kept) if cache is None else ((x_BTD, kept), None)
 

@@ -19,13 +19,11 @@ class Layer(NamedTuple):
         number: index where layers are stacked; None for a layer by itself.
         slides: true where attention reads through a window.
         rope: number of the rotary table. Both are traced where scanned layers of a place differ.
-        reads: number of the stacked layer whose cache is read, where that is another one.
     """
 
     number: Array | None = None
     slides: bool | Array = False
     rope: int | Array = 0
-    reads: Array | None = None
 
 
 class Scores(NamedTuple):

@@ -43,6 +43,11 @@ class KV(NamedTuple):
         times = cache.v_BGTC.shape[-3] // self.v_BGTC.shape[-3]
         return self if times == 1 else type(self)(*(jnp.repeat(x, times, axis=-3) for x in self))
 
+    def turned(self) -> Self:
+        """Keys with their channels last, as a TPU wants them in memory, and back: what a scan only
+        reads is laid out by its shape."""
+        return self._replace(k_BGCT=self.k_BGCT.swapaxes(-1, -2))
+
     def resumable(self) -> Self:
         """The cache itself: a prompt may start from any position."""
         return self

@@ -272,8 +272,9 @@ def attend_cache(at_BT: Array, positions_BT: Array, read: int, window: int) -> A
         if isinstance(cache, Ring):
             assert at_BT.shape[1] == 1
             at, mask_BTS = cache.places(at_BT, read), cache.in_window(positions_BT, window)
-        cache = cache if new is None else cache.append(new, at, layer.number)
-        number = layer.number if layer.reads is None else layer.reads
-        return attention(q_BHTC, cache.of(number), mask_BTS, *rule), cache
+        if new is None:  # the cache of one earlier layer
+            return attention(q_BHTC, cache, mask_BTS, *rule), cache
+        cache = cache.append(new, at, layer.number)
+        return attention(q_BHTC, cache.of(layer.number), mask_BTS, *rule), cache
 
     return attend

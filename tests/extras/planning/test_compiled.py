@@ -60,6 +60,8 @@ def of_model(name: str, *targets: str) -> tuple[str, ...]:
 
 MIXTURE = of_model("qwen3-30b-a3b", "q", "k", "v", "o")
 HYBRID = of_model("qwen3.5-9b", "q", "in_proj_qkv", "out_proj")
+READERS = of_model("gemma-4-e4b", "q", "v")
+V5E_READERS = pytest.param("v5e:2x2", 42, READERS, marks=TPU, id="v5e, Gemma 4 E4B")
 V5E_HYBRID = pytest.param("v5e:2x2", 32, HYBRID, marks=TPU, id="v5e, Qwen3.5")
 
 
@@ -106,7 +108,7 @@ def gb(size: float) -> float:
     return round(size / 1e9, 3)
 
 
-@pytest.mark.parametrize("topology, layers, flags", [H100, V5E, V5E_HYBRID])
+@pytest.mark.parametrize("topology, layers, flags", [H100, V5E, V5E_HYBRID, V5E_READERS])
 def test_a_step_of_decoding_moves_weights_cache_and_logits_once(topology, layers, flags):
     run, loop = run_of(topology, layers, flags), step_of(topology, layers, flags)
     least, moved = (
