@@ -18,7 +18,7 @@ import pytest
 import small
 from safetensors.numpy import load_file, save_file
 
-from marft_jax import learning
+from marft_jax import export, learning, train
 from marft_jax.config import Lora, Model
 from marft_jax.extras.export import huggingface
 from marft_jax.interop import peft
@@ -374,6 +374,30 @@ def test_exports_compute_what_we_compute(name, tmp_path):
         with torch.no_grad():
             found = theirs.eval()(torch.tensor(tokens)).logits.numpy()
         np.testing.assert_allclose(found, ours, atol=2e-4)
+
+
+@pytest.mark.release
+def test_exported_adapters_on_experts_have_tensors_of_each_expert_too(tmp_path):
+    """A team on routed experts, trained for a step."""
+    model = published("experts", tmp_path / "source")
+    huggingface.write_model(tmp_path / "base", model, {}, 1.0, {})
+    run, out = str(tmp_path / "run"), tmp_path / "out"
+    flags = ["--run.dir", run, "--run.steps", "1", "--algo.episodes", "8"]
+    flags += ["--model.base", str(tmp_path / "base"), "--team.max_new_tokens", "4"]
+    with pytest.raises(SystemExit) as trained:
+        train.main([*flags, "--lora.targets", "q", "experts", "--run.loggers", "none"])
+    with pytest.raises(SystemExit) as exported:
+        export.main(["--run", run, "--out", str(out)])
+    assert not trained.value.code and not exported.value.code
+    for agent in ("planner", "solver"):
+        written = peft.read(out / agent).matrices
+        each = load_file(out / "each_expert" / agent / "adapter_model.safetensors")
+        for (stack, layer), (a, b) in written.items():
+            if stack != "experts_down":
+                continue
+            at = f"base_model.model.model.layers.{layer}.mlp.experts.3.down_proj.lora_{{}}.weight"
+            np.testing.assert_array_equal(each[at.format("A")], a[3].T)
+            np.testing.assert_array_equal(each[at.format("B")], b[3].T)
 
 
 @pytest.mark.parametrize("name", SETTINGS)

@@ -92,9 +92,10 @@ def _check_peft(models: TeamModels) -> None:
             )
 
 
+_EACH = "each_expert"
 _EXPERTS = (
-    "adapters on experts: peft 0.18 with transformers 5 loads them; vLLM and SGLang refuse them or "
-    "leave them out without a word: give them --format merged"
+    "adapters on experts: peft 0.18 with transformers 5 loads them; SGLang, and for most bases "
+    f"vLLM, wants those in {_EACH}, with tensors of each expert"
 )
 
 
@@ -160,10 +161,13 @@ def _as_peft(
         for n in range(team.adapters[on]):
             folder, alpha = team.folder_of(on, n), models.config.lora.alpha
             of_model = inside, model.config.layers_with, dict(model.config.spelling)
-            peft.write(out / folder, _of(n, adapters[on]), alpha, source, *of_model)
+            own = _of(n, adapters[on]), alpha, source, *of_model
+            peft.write(out / folder, *own)
+            if "experts" in models.config.lora.targets:
+                peft.write(out / _EACH / folder, *own, each_expert=True)
             folders[folder] = [team.names[i] for i, own in enumerate(places) if own == (on, n)]
-    own = models.config.eval.temperature, models.config.team.max_tool_calls
-    plays = turns.write(out, team, loaded, *own)
+    how = models.config.eval.temperature, models.config.team.max_tool_calls
+    plays = turns.write(out, team, loaded, *how)
     card.write(out, facts, folders, loaded[0][0], plays, loaded[0][1])
     seeded = tuple(
         dataclasses.replace(profile, init=team.folder_of(*place))
