@@ -82,7 +82,8 @@ class Batcher:
         return future
 
     def between(self, call: Callable[[], _T]) -> Future[_T]:
-        """Runs a call in the sampler's thread, before it is handed the next requests."""
+        """Runs a call in the sampler's thread, after requests that were cancelled are dropped and
+        before it is handed the next ones."""
         future: Future[_T] = Future()
         with self._changed:
             self._check()
@@ -133,9 +134,13 @@ class Batcher:
         return bool(self._incoming or self._between or self._next)
 
     def _admit(self) -> None:
-        """Hands new requests to the sampler, after new adapters if there are any."""
+        """Hands new requests to the sampler, after new adapters if there are any, and after calls
+        that may count on it that cancelled requests are dropped."""
         with self._changed:  # what comes later waits for the calls that came before it
             calls, self._between, came = self._between, deque(), len(self._incoming)
+        for ticket in [t for t, asked in self._asked.items() if asked.future.cancelled()]:
+            self.sampler.cancel(ticket)
+            self._asked.pop(ticket).future.set_running_or_notify_cancel()
         for call, future in calls:
             if future.set_running_or_notify_cancel():
                 try:
@@ -157,9 +162,6 @@ class Batcher:
             self._asked[self.sampler.submit(asked.request)] = asked
 
     def _step(self) -> None:
-        for ticket in [t for t, asked in self._asked.items() if asked.future.cancelled()]:
-            self.sampler.cancel(ticket)
-            self._asked.pop(ticket).future.set_running_or_notify_cancel()
         for ticket, completion in self.sampler.step():
             asked = self._asked.pop(ticket)
             if asked.future.set_running_or_notify_cancel():
