@@ -122,7 +122,7 @@ class ServedTeam:
                 wait.cancel()
         tokenizer = self._team.tokenizers[agent]
         return [
-            _choice(call, prompt, sampling.stop, own, tokenizer)
+            choice_of(call, prompt, sampling.stop, own, tokenizer)
             for (prompt, sampling), own in zip(asked, done, strict=True)
         ]
 
@@ -157,7 +157,7 @@ class ServedTeam:
         return [_played(episode, stop, team) for episode in played.episodes]
 
 
-def _choice(
+def choice_of(
     call: Call,
     prompt: np.ndarray,
     stop: Sequence[str],

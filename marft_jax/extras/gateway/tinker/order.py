@@ -5,26 +5,28 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from concurrent.futures import Future
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import NamedTuple
 
-from marft_jax.errors import RunFailed
-from marft_jax.extras.gateway.tinker.wire import TinkerError
+from marft_jax.extras.gateway.errors import ApiError
 
-_T = TypeVar("_T")
-Work = Callable[[], Iterator[int]]
-"""Makes work: it yields the tokens of each piece when this is done, and returns the result."""
+Working = Generator[int, None, bytes]
+"""Work: it yields the tokens of each piece when this is done, and returns the result."""
+Work = Callable[[], Working]
+MOST_WAITING = 256  # calls of a model, from the oldest that is not done
+_MOST_CLIENTS = 4096  # that are away, whose tokens are remembered
 
 
 class _Job(NamedTuple):
     number: int
-    work: Iterator[int]
-    future: Future[Any]
+    work: Working
+    promise: Future[bytes]
 
 
 class Worker:
-    """One thread that does the work of all clients; use it in a ``with``.
+    """One thread that does the work of all clients; use it in a ``with``. It ends after the piece
+    that is being done.
 
     A client is a key. The work of a client is done in the order in which it came. Among clients the
     next piece is that of whoever has had the fewest tokens, and the oldest among these.
@@ -42,40 +44,33 @@ class Worker:
         return self
 
     def __exit__(self, *error: object) -> None:
-        """Ends after the piece that is being done; what is left fails."""
         with self._changed:
             self._closing = True
             self._changed.notify()
         self._thread.join()
-        for jobs in self._jobs.values():
-            for job in jobs:
-                job.future.set_exception(RunFailed("the server has stopped"))
 
-    def submit(self, key: str, work: Work) -> Future[Any]:
-        """Queues work of a client."""
-        future: Future[Any] = Future()
+    def submit(self, key: str, work: Work, promise: Future[bytes]) -> None:
+        """Queues work of a client, whose result fulfils the promise."""
+        promise.set_running_or_notify_cancel()  # it cannot be cancelled any more
         with self._changed:
             if key not in self._jobs:  # who was away has no credit
                 least = min((self._spent[other] for other in self._jobs), default=0)
                 self._spent[key] = max(self._spent.get(key, 0), least)
-            self._jobs.setdefault(key, deque()).append(_Job(self._count, work(), future))
+            self._jobs.setdefault(key, deque()).append(_Job(self._count, work(), promise))
             self._count += 1
             self._changed.notify()
-        return future
 
     def _run(self) -> None:
         while (key := self._next()) is not None:
             job = self._jobs[key][0]
             try:
-                cost = next(job.work)
+                self._spent[key] += next(job.work)
             except StopIteration as end:
                 self._finish(key)
-                job.future.set_result(end.value)
+                job.promise.set_result(end.value)
             except Exception as error:
                 self._finish(key)
-                job.future.set_exception(error)
-            else:
-                self._spent[key] += cost
+                job.promise.set_exception(error)
 
     def _next(self) -> str | None:
         with self._changed:
@@ -89,50 +84,50 @@ class Worker:
             self._jobs[key].popleft()
             if not self._jobs[key]:
                 del self._jobs[key]
-                if len(self._spent) > 4096:
+                if len(self._spent) > _MOST_CLIENTS:
                     self._spent = {k: self._spent[k] for k in self._jobs}
 
 
-class Numbered(Generic[_T]):
+class Numbered:
     """Calls of one model by number: they begin in its order, and a number that comes again has the
-    first result. Its methods are called under a lock.
+    first promise. Its methods are called under a lock.
 
     Attributes:
-        done: the last number that has begun, with all before it.
+        begun: the last number that has begun, with all before it.
     """
 
-    def __init__(self, done: int = 0) -> None:
-        self.done = done
-        self._digests = dict[int, bytes]()
-        self._waiting = dict[int, _T]()
+    def __init__(self, begun: int = 0) -> None:
+        self.begun = begun
+        self._known = dict[int, tuple[bytes, Future[bytes]]]()
+        self._waiting = dict[int, Work]()
+
+    def promise(self, number: int) -> Future[bytes] | None:
+        """The promise of a call, unless it is long done."""
+        return self._known[number][1] if number in self._known else None
 
     def is_repeated(self, number: int, content: bytes) -> bool:
-        """Tells whether a call came before; raises ``TinkerError`` for a number that is out of
-        range, or that was used with other content."""
-        if not 1 <= number <= self.done + MOST_WAITING:
-            what = f"expected 1 to {self.done + MOST_WAITING}, got {number}"
-            raise TinkerError(400, f"seq_id: {what}: calls of a model are numbered from 1")
-        if self._digests.get(number, digest := _digest(content)) != digest:
-            raise TinkerError(409, f"seq_id {number}: it was used before with other content")
-        return number in self._digests or number <= self.done
+        """Tells whether a call came before; raises ``ApiError`` for a number that was used with
+        other content, is no number of a call, or is far ahead of calls that are not done."""
+        if number < 1:
+            raise ApiError(400, f"seq_id: calls of a model are numbered from 1, got {number}")
+        left = [n for n, (_, promise) in self._known.items() if not promise.done()]
+        if number >= min(left, default=self.begun + 1) + MOST_WAITING:
+            raise ApiError(429, f"seq_id {number}: {MOST_WAITING} calls wait; try again later")
+        if number in self._known and self._known[number][0] != _digest(content):
+            raise ApiError(409, f"seq_id {number}: it was used before with other content")
+        return number in self._known or number <= self.begun
 
-    def note(self, number: int, content: bytes) -> None:
-        """Keeps what a number was used for."""
-        self._digests[number] = _digest(content)
-        for old in [n for n in self._digests if n <= self.done - MOST_WAITING]:
-            del self._digests[old]
-
-    def ready(self, number: int, call: _T) -> list[tuple[int, _T]]:
+    def add(self, number: int, content: bytes, work: Work) -> list[tuple[Work, Future[bytes]]]:
         """Adds a call; returns those whose turn it is."""
-        self._waiting[number], found = call, list[tuple[int, _T]]()
-        while self.done + 1 in self._waiting:
-            self.done += 1
-            found.append((self.done, self._waiting.pop(self.done)))
+        self._known[number], self._waiting[number] = (_digest(content), Future()), work
+        for old in [*self._known][: -2 * MOST_WAITING]:
+            del self._known[old]
+        found = list[tuple[Work, Future[bytes]]]()
+        while self.begun + 1 in self._waiting:
+            self.begun += 1
+            found.append((self._waiting.pop(self.begun), self._known[self.begun][1]))
         return found
 
 
 def _digest(content: bytes) -> bytes:
     return hashlib.sha256(content).digest()
-
-
-MOST_WAITING = 4096  # calls of a model, given and not done

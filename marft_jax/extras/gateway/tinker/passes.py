@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from tinker import types
 
 from marft_jax import learning
 from marft_jax.errors import BadInput
-from marft_jax.extras.gateway.tinker.wire import Pass, dense, ids_of
+from marft_jax.extras.gateway.tinker import wire
+from marft_jax.extras.gateway.tinker.wire import Given, Pass
 from marft_jax.learning import Datum, losses
 from marft_jax.learning.gradients import Sums
 from marft_jax.learning.objective import Loss
@@ -103,54 +103,42 @@ def read(asked: Pass, vocabulary: int, context: int) -> list[Example]:
     kind, found = check_loss(asked), list[Example]()
     if not asked.data:
         raise BadInput("data: expected a datum at least, got none")
-    for i, datum in enumerate(asked.data):
+    for i, given in enumerate(asked.data):
         try:
-            found.append(_example(kind, asked.settings, datum, vocabulary, context))
-        except (BadInput, ValueError) as error:
+            wire.check_ids("model_input", given.ids, vocabulary, context)
+            found.append(_example(kind, asked.settings, given, vocabulary))
+        except BadInput as error:
             raise BadInput(f"data[{i}]: {error}") from None
     return found
 
 
-def _example(
-    kind: _Kind, settings: Mapping[str, Any], given: types.Datum, vocabulary: int, context: int
-) -> Example:
-    ids, inputs = ids_of(given.model_input), dict(given.loss_fn_inputs)
-    known = {"target_tokens", *kind.needs, *kind.usual}
-    if missing := {"target_tokens", *kind.needs} - inputs.keys():
-        raise BadInput(f"loss_fn_inputs: expected {sorted(known)}, {sorted(missing)[0]} is missing")
-    if unknown := inputs.keys() - known:
-        raise BadInput(f"loss_fn_inputs: expected {sorted(known)}, got {sorted(unknown)[0]!r:.60}")
-    if len(ids) > context:
-        raise BadInput(f"model_input: expected at most {context} tokens, got {len(ids)}")
-    targets = dense(inputs.pop("target_tokens"))
-    many = targets.shape[1] if targets.ndim == 2 else 1
-    if targets.ndim > 2 or len(targets) != len(ids) or not many:
-        raise BadInput(
-            f"target_tokens: expected [N] or [N, K] with N = {len(ids)}, the tokens of "
-            f"model_input, got {list(targets.shape)}"
-        )
-    for name, values in (("model_input", np.asarray(ids)), ("target_tokens", targets)):
-        if values.min() < 0 or values.max() >= vocabulary:
-            wrong = int(values.min()) if values.min() < 0 else int(values.max())
-            raise BadInput(f"{name}: expected tokens from 0 to {vocabulary - 1}, got {wrong}")
-    numbers = {
-        name: np.full(targets.shape, settings.get(name, x)) for name, x in kind.usual.items()
-    }
-    for name, tensor in inputs.items():
-        numbers[name] = dense(tensor).astype(np.float32)
-        if numbers[name].shape != targets.shape or not np.isfinite(numbers[name]).all():
-            got = "numbers that are not finite"
-            if numbers[name].shape != targets.shape:
-                got = f"shape {list(numbers[name].shape)}"
+def _example(kind: _Kind, settings: Mapping[str, Any], given: Given, vocabulary: int) -> Example:
+    (ids, inputs), n = given, len(given.ids)
+    needed = {"target_tokens", *kind.needs}
+    known = needed | {*kind.usual}
+    if wrong := sorted((needed - inputs.keys()) | (inputs.keys() - known)):
+        got = f"got {wrong[0]!r:.60}" if wrong[0] in inputs else f"{wrong[0]!r} is missing"
+        raise BadInput(f"loss_fn_inputs: expected {sorted(known)}, {got}")
+    targets = inputs["target_tokens"]
+    if targets.ndim not in (1, 2) or len(targets) != n or not targets.size:
+        what = f"[N] or [N, K] with N = {n}, the tokens of model_input"
+        raise BadInput(f"target_tokens: expected {what}, got {list(targets.shape)}")
+    wire.check_ids("target_tokens", targets.reshape(-1), vocabulary, targets.size)
+    numbers = {k: np.full(targets.shape, settings.get(k, x)) for k, x in kind.usual.items()}
+    for name in inputs.keys() - {"target_tokens"}:
+        numbers[name] = own = inputs[name].astype(np.float32)
+        if own.shape != targets.shape or not np.isfinite(own).all():
+            got = "others" if own.shape == targets.shape else f"shape {list(own.shape)}"
             raise BadInput(f"{name}: expected finite numbers {list(targets.shape)}, got {got}")
-    old, mask = numbers.pop("logprobs", None), numbers.pop("sequence_ratio_mask", None)
+    old, mask = (numbers.pop(name, None) for name in ("logprobs", "sequence_ratio_mask"))
     if mask is not None and not mask.any():
         raise BadInput("sequence_ratio_mask: expected a token at least that is not 0")
     each: dict[str, Any] = {name: x.reshape(-1) for name, x in numbers.items()}
     logprobs = None if old is None else old.reshape(-1)
-    at = np.repeat(np.arange(len(ids)), many)
-    datum = Datum.of(0, ids, at, targets.reshape(-1), logprobs=logprobs, **each)
-    return Example(datum, targets.shape, mask)
+    at = np.repeat(np.arange(n), targets.size // n)
+    return Example(
+        Datum.of(0, ids, at, targets.reshape(-1), logprobs=logprobs, **each), targets.shape, mask
+    )
 
 
 class Passed(NamedTuple):

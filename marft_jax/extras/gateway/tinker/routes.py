@@ -1,14 +1,17 @@
-"""The routes of the API: each reads, checks, calls one verb of the service, answers."""
+"""The routes of the API: each reads, checks, calls one verb, answers."""
 
 from __future__ import annotations
 
 import asyncio
+import functools
 import hashlib
 import hmac
+import inspect
 import io
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import zstandard
@@ -19,22 +22,20 @@ from starlette.responses import FileResponse, JSONResponse, Response
 from starlette.routing import Route
 from tinker import types
 
-from marft_jax.errors import BadInput
+from marft_jax.errors import reason
 from marft_jax.extras.gateway import http
+from marft_jax.extras.gateway.errors import ApiError
 from marft_jax.extras.gateway.paths import READS, Read
 from marft_jax.extras.gateway.tinker import wire
-from marft_jax.extras.gateway.tinker.checkpoints import stamp
 from marft_jax.extras.gateway.tinker.completing import complete
+from marft_jax.extras.gateway.tinker.listing import Listing, saved_of, stamp
 from marft_jax.extras.gateway.tinker.models import CALLS
 from marft_jax.extras.gateway.tinker.service import Service
-from marft_jax.extras.gateway.tinker.store import Saved
-from marft_jax.extras.gateway.tinker.wire import TinkerError
 
 LIMITS = http.DEFAULT._replace(body=256 << 20, read_seconds=120.0)
 _KINDS = ("application/json", "application/x-protobuf")
 _POLL_SECONDS = 25.0  # the SDK waits for 45
 _URL_SECONDS = 3600
-_CONFIG = {"sample_max_concurrent_requests": 1024, "sample_join_sampling_session": True}
 _Verb = Callable[[Any, str], Any]
 """(call, owner) to the fields of the answer; None: it has none."""
 
@@ -52,65 +53,62 @@ def make_app(
             keys every call is admitted.
         names: of hosts that it answers to, beside those of the loopback address.
     """
-    gate, models = _Gate(service, [key.encode() for key in keys], limits), service.models
-    sessions, saved_weights = service.sessions, service.checkpoints
-    run = "training_runs/{run}"
-    saved = f"{run}/checkpoints/{{kind}}/{{name}}"
-    posts: dict[str, tuple[Any, _Verb]] = {
-        "client/config": (None, lambda q, o: _CONFIG),
-        "client/dynamic_config": (None, lambda q, o: {"sample_cancel_enabled": True}),
-        "telemetry": (None, lambda q, o: {"status": "accepted"}),
-        "create_session": (types.CreateSessionRequest, sessions.create),
-        "session_heartbeat": (types.SessionHeartbeatRequest, sessions.beat),
-        "sessions/{session}/finish": (None, sessions.finish),
-        "create_model": (types.CreateModelRequest, service.create_model),
-        "get_info": (types.GetInfoRequest, lambda q, o: models.info(models.find(q.model_id, o))),
-        "copy_weights": (types.CopyWeightsRequest, saved_weights.copy),
-        "weights_info": (None, saved_weights.info),
-        "create_sampling_session": (types.CreateSamplingSessionRequest, service.create_sampler),
-        "join_sampling_session": (types.JoinSamplingSessionRequest, sessions.join),
-        "cancel_future": (None, service.cancel),
-        "create_custom_loss": (None, _no_custom_loss),
+    gate = _Gate(service, [key.encode() for key in keys], limits)
+    models, sessions, samples = service.models, service.sessions, service.samples
+    listing = Listing(models, sessions, service.store)
+    run, saved = "training_runs/{run}", "training_runs/{run}/checkpoints/{kind}/{name}"
+    verbs: dict[tuple[str, str], tuple[Any, _Verb]] = {
+        ("POST", "client/config"): (dict, lambda q, o: {"sample_max_concurrent_requests": 1024}),
+        ("POST", "client/dynamic_config"): (dict, lambda q, o: {"sample_cancel_enabled": True}),
+        ("POST", "telemetry"): (dict, lambda q, o: {"status": "accepted"}),
+        ("POST", "create_session"): (types.CreateSessionRequest, sessions.create),
+        ("POST", "session_heartbeat"): (types.SessionHeartbeatRequest, sessions.beat),
+        ("POST", "sessions/{session}/finish"): (dict, sessions.finish),
+        ("POST", "create_model"): (types.CreateModelRequest, models.create),
+        ("POST", "get_info"): (types.GetInfoRequest, listing.info),
+        ("POST", "weights_info"): (dict, listing.weights),
+        ("POST", "create_sampling_session"): (
+            types.CreateSamplingSessionRequest, samples.create_sampler,
+        ),
+        ("POST", "asample"): (bytes, samples.call),
+        ("POST", "cancel_future"): (dict, samples.cancel),
+        **{
+            ("POST", kind): (bytes, functools.partial(models.call, kind))
+            for kind in ("forward_backward", *CALLS)
+        },
+        ("GET", "get_server_capabilities"): (dict, listing.capabilities),
+        ("GET", "sessions"): (dict, listing.list_sessions),
+        ("GET", "sessions/{session}"): (dict, listing.session),
+        ("GET", "samplers/{sampler:path}"): (dict, listing.sampler),
+        ("GET", "training_runs"): (dict, listing.runs),
+        ("GET", run): (dict, listing.run),
+        ("GET", "checkpoints"): (dict, listing.checkpoints),
+        ("GET", f"{run}/checkpoints"): (dict, listing.checkpoints),
+        ("DELETE", saved): (dict, listing.delete),
+        ("PUT", f"{saved}/ttl"): (dict, listing.set_ttl),
+    }  # fmt: skip
+    own = {
+        ("GET", "healthz"): gate.health,
+        ("POST", "retrieve_future"): gate.retrieve,
+        ("GET", f"{saved}/external_weights_urls"): gate.urls,
+        ("GET", "files/{token}/{file}"): gate.file,
+        **{place: functools.partial(gate.answer, *verb) for place, verb in verbs.items()},
     }
-    gets: dict[str, _Verb] = {
-        "get_server_capabilities": lambda q, o: {"supported_models": models.described()},
-        "sessions": sessions.listed,
-        "sessions/{session}": sessions.describe,
-        "samplers/{sampler:path}": sessions.describe_sampler,
-        "training_runs": saved_weights.runs,
-        run: lambda q, o: saved_weights.run(q["run"], o),
-        "checkpoints": saved_weights.listed,
-        f"{run}/checkpoints": saved_weights.listed,
-        f"{saved}/external_weights_urls": gate.urls,
-    }
-    own: list[tuple[str, str, Callable[[Request], Awaitable[Response]]]] = [
-        *(("POST", path, gate.verb(*verb)) for path, verb in posts.items()),
-        *(("GET", path, gate.verb(None, verb)) for path, verb in gets.items()),
-        *(("POST", kind, gate.call(kind)) for kind in (*CALLS, "asample")),
-        ("DELETE", saved, gate.verb(None, saved_weights.delete)),
-        ("PUT", f"{saved}/ttl", gate.verb(None, saved_weights.set_ttl)),
-        ("GET", f"{saved}/files/{{file}}", gate.file),
-        ("GET", "healthz", gate.health),
-        ("POST", "retrieve_future", gate.retrieve),
-        ("POST", "retrieve_futures", gate.retrieve_many),
-    ]
     chat = [
-        Route(f"{root}/v1{path}", gate.completes(read), methods=["POST"])
+        Route(f"{root}/v1{path}", functools.partial(gate.complete, read), methods=["POST"])
         for root in ("", "/oai/api")
         for path, read in READS.items()
     ]
-    routes = [Route(f"/api/v1/{path}", run, methods=[method]) for method, path, run in own]
+    routes = [
+        Route(f"/api/v1/{path}", run, methods=[method]) for (method, path), run in own.items()
+    ]
     rest = Route("/{path:path}", _unknown, methods=["GET", "POST", "PUT", "DELETE"])
     return http.make_app([*routes, *chat, rest], lambda status: None, names)
 
 
 async def _unknown(request: Request) -> Response:
     what = f"{request.method} {request.url.path:.120}: this server does not offer it"
-    raise TinkerError(404, what)
-
-
-def _no_custom_loss(asked: Any, owner: str) -> Any:
-    raise TinkerError(400, "custom losses run in the client: forward_backward_custom does that")
+    raise ApiError(404, what)
 
 
 class _Gate:
@@ -118,7 +116,7 @@ class _Gate:
 
     def __init__(self, service: Service, keys: Sequence[bytes], limits: http.Limits) -> None:
         self._service, self._keys, self._limits = service, keys, limits
-        self._secret = secrets.token_bytes(32)
+        self._links = dict[str, tuple[float, dict[str, Path]]]()  # until when, and files
 
     def _owner(self, request: Request) -> str:
         """Name of the owner of the key that a call comes with; "" where there are no keys."""
@@ -126,119 +124,76 @@ class _Gate:
         if not self._keys:
             return ""
         if not any([hmac.compare_digest(key, own) for own in self._keys]):
-            raise TinkerError(401, "expected X-API-Key with a key that this server knows")
+            raise ApiError(401, "expected X-API-Key with a key that this server knows")
         return hashlib.sha256(key).hexdigest()[:16]
-
-    def completes(self, read: Read) -> Callable[[Request], Awaitable[Response]]:
-        """A handler of OpenAI's calls; the key may also be that of this API."""
-
-        async def handle(request: Request) -> Response:
-            return await complete(self._service, self._owner(request), read, request)
-
-        return handle
 
     async def _body(self, request: Request) -> bytes:
         body = await http.read_body(request, self._limits, _KINDS)
         kind = request.headers.get("content-encoding", "identity")
-        if kind == "zstd":
-            return await run_in_threadpool(_unpacked, body, self._limits.body)
-        if kind != "identity":
-            raise TinkerError(415, f"Content-Encoding: expected zstd or none, got {kind!r:.40}")
-        return body
+        if kind not in ("identity", "zstd"):
+            raise ApiError(415, f"Content-Encoding: expected zstd or none, got {kind!r:.40}")
+        return body if kind == "identity" else await _run(_unpacked, body, self._limits.body)
 
-    def verb(self, kind: Any, verb: _Verb) -> Callable[[Request], Awaitable[Response]]:
-        """A handler of a call that is answered at once.
+    async def answer(self, kind: Any, verb: _Verb, request: Request) -> Response:
+        """Answers a call, at once or with a promise.
 
         Args:
-            kind: of the request; None: its path, query and JSON body as one dict.
+            kind: of the request; dict: path, query and JSON body together; bytes: the body.
         """
-
-        async def handle(request: Request) -> Response:
-            owner, asked = self._owner(request), {**request.query_params, **request.path_params}
-            asked["base_url"] = str(request.base_url).rstrip("/")
-            if request.method in ("POST", "PUT"):
-                body = await self._body(request)
-                given = wire.read_json(kind or dict, body)
-                asked = {**given, **asked} if kind is None else given
-            found = await _run(verb, asked, owner)
-            return Response(status_code=204) if found is None else JSONResponse(found)
-
-        return handle
-
-    def call(self, kind: str) -> Callable[[Request], Awaitable[Response]]:
-        """A handler of a call that is answered with a promise."""
-        service = self._service
-
-        async def handle(request: Request) -> Response:
-            owner, body = self._owner(request), await self._body(request)
-            if kind == "asample":
-                return JSONResponse(await _run(service.sample, body, owner))
-            if kind == "load_weights":
-                asked = wire.read_json(types.LoadWeightsRequest, body)
-                if asked.session_id is not None:
-                    return JSONResponse(await _run(service.create_model, asked, owner))
-            return JSONResponse(await _run(service.models.call, kind, body, owner))
-
-        return handle
+        owner, asked = self._owner(request), {**request.query_params, **request.path_params}
+        if request.method in ("POST", "PUT"):
+            body = await self._body(request)
+            given: Any = body if kind is bytes else wire.read_json(kind, body)
+            asked = {**given, **asked} if kind is dict else given
+        found = await _run(verb, asked, owner)
+        return Response(status_code=204) if found is None else JSONResponse(found)
 
     async def retrieve(self, request: Request) -> Response:
         owner, kind = self._owner(request), types.FutureRetrieveRequest
         id = wire.read_json(kind, await self._body(request)).request_id
-        future = asyncio.wrap_future(self._service.promise(id, owner))
+        promise = self._service.promise(id, owner)
         try:
-            found = await asyncio.wait_for(asyncio.shield(future), _POLL_SECONDS)
+            found = await asyncio.wait_for(asyncio.shield(promise), _POLL_SECONDS)
         except TimeoutError:
             fields = {"type": "try_again", "request_id": id, "queue_state": "active"}
             return JSONResponse(fields, 408)
-        self._service.fetched(id)
-        return Response(found.body, media_type=_KINDS[found.proto])
+        return Response(found, media_type=_KINDS[not found.startswith(b"{")])
 
-    async def retrieve_many(self, request: Request) -> Response:
-        """Waits until a sample of a session is done."""
-        owner, kind = self._owner(request), types.FuturesRetrieveRequest
-        asked, service = wire.read_json(kind, await self._body(request)), self._service
-        target, until = asked.target, time.monotonic() + min(asked.timeout or 0, _POLL_SECONDS)
-        which = target.sampling_session_id, target.cloned_sampler_id, owner
-        while not (done := service.finished(*which)) and time.monotonic() < until:
-            await asyncio.sleep(0.02)
-        return JSONResponse({"completions": done, "cursor": asked.prev_cursor + 1})
+    async def complete(self, read: Read, request: Request) -> Response:
+        """Answers a call of OpenAI's API; the key may also be that of this API."""
+        return await complete(self._service, self._owner(request), read, request)
 
     async def health(self, request: Request) -> Response:
-        return JSONResponse({"status": "ok"}, 200 if self._service.alive else 503)
+        return JSONResponse({"status": "ok"}, 200 if self._service.samples.alive else 503)
 
-    def urls(self, asked: Any, owner: str) -> dict[str, Any]:
-        """Addresses from which the files of external weights can be fetched without a key."""
-        saved, _ = self._service.checkpoints.saved(asked, owner)
+    async def urls(self, request: Request) -> Response:
+        """Addresses from which files of external weights can be fetched without a key."""
+        saved, store, now = saved_of(request.path_params), self._service.store, time.time()
+        store.facts(saved, self._owner(request))
         if saved.kind != "external_weights":
-            raise TinkerError(400, f"{saved.path}: expected what save_weights_external made")
-        until = int(time.time()) + _URL_SECONDS
-        names = [x.name for x in self._service.store.place(saved).glob("adapter*")]
-        signed = [f"{x}?until={until}&signature={self._signed(saved, x, until)}" for x in names]
-        run = f"{asked['base_url']}/api/v1/training_runs/{saved.model}"
-        files = f"{run}/checkpoints/{saved.kind}/{saved.name}/files"
-        urls = {name: f"{files}/{one}" for name, one in zip(names, signed, strict=True)}
-        return {"urls": urls, "expires": stamp(until)}
-
-    def _signed(self, saved: Saved, file: str, until: int) -> str:
-        text = f"{saved.path}/{file} {until}".encode()
-        return hmac.new(self._secret, text, hashlib.sha256).hexdigest()
+            raise ApiError(400, f"{saved.path}: expected what save_weights_external made")
+        files, token = {x.name: x for x in store.place(saved).glob("adapter*")}, secrets.token_hex()
+        self._links = {key: link for key, link in self._links.items() if link[0] > now}
+        self._links[token] = until, _ = now + _URL_SECONDS, files
+        urls = {name: f"{request.base_url}api/v1/files/{token}/{name}" for name in files}
+        return JSONResponse({"urls": urls, "expires": stamp(until)})
 
     async def file(self, request: Request) -> Response:
         """Sends a file of external weights to whoever has its URL."""
-        asked = {**request.query_params, **request.path_params}
-        saved = Saved(asked["run"], asked["kind"], asked["name"])
-        until = int(asked["until"]) if asked.get("until", "").isdecimal() else 0
-        signature = self._signed(saved, asked["file"], until)
-        if until < time.time() or not hmac.compare_digest(signature, asked.get("signature", "")):
-            raise TinkerError(403, "this URL has expired, or was never given")
-        return FileResponse(self._service.store.place(saved) / asked["file"])
+        until, files = self._links.get(request.path_params["token"], (0.0, {}))
+        file = files.get(request.path_params["file"])
+        if until < time.time() or file is None:
+            raise ApiError(403, "this URL has expired, or was never given")
+        return FileResponse(file)
 
 
 async def _run(verb: Callable[..., Any], *args: Any) -> Any:
     try:
+        if inspect.iscoroutinefunction(verb):
+            return await verb(*args)
         return await run_in_threadpool(verb, *args)
-    except BadInput as error:
-        raise TinkerError(400, str(error)) from None
+    except OSError as error:
+        raise ApiError(503, f"the disk of the server: {reason(error)}") from None
 
 
 def _unpacked(body: bytes, most: int) -> bytes:
@@ -246,7 +201,7 @@ def _unpacked(body: bytes, most: int) -> bytes:
         with zstandard.ZstdDecompressor().stream_reader(io.BytesIO(body)) as stream:
             found = stream.read(most + 1)
     except (zstandard.ZstdError, MemoryError) as error:
-        raise TinkerError(422, f"expected a body compressed with zstd: {error}"[:200]) from None
+        raise ApiError(422, f"expected a body compressed with zstd: {error}"[:200]) from None
     if len(found) > most:
-        raise TinkerError(413, f"expected at most {most} bytes")
+        raise ApiError(413, f"expected at most {most} bytes")
     return found

@@ -21,17 +21,21 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from marft_jax import learning
-from marft_jax.extras.gateway.tinker.wire import Answer, TinkerError
+from marft_jax.extras.gateway.errors import ApiError
 from marft_jax.formats import foreign, jsonlines
 from marft_jax.learning import Adapter
 from marft_jax.run.manifest import DRAFT, remove, whole_folder
 
-_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,127}")
-_MODEL = re.compile(r"([A-Za-z0-9-]{1,64}):train:(\d{1,9})")
-_FACTS, _ADAPTER = "facts.json", "adapter.safetensors"
-_KEPT_CALLS = 1024  # results of a model that may be fetched once more
 KINDS = {"weights": "training", "sampler_weights": "sampler", "external_weights": "external"}
 EPHEMERAL = "ephemeral"
+ANSWER, LOST = "answer", "lost"  # kinds of calls: a result, and a call that failed with the disk
+_PATH = re.compile(
+    rf"tinker://([A-Za-z0-9-]{{1,64}}:train:\d{{1,9}})/({'|'.join(KINDS)})/([A-Za-z0-9][\w.-]{{0,127}})",
+    re.ASCII,
+)
+_FACTS, _ADAPTER = "facts.json", "adapter.safetensors"
+_KEPT_CALLS = 1024  # results of a model that may be fetched once more
+_TTL = 3600, 315_360_000
 _KEPT_EPHEMERAL = 32  # weights without a name of a model; older ones are deleted
 
 
@@ -48,26 +52,11 @@ class Saved(NamedTuple):
 
     @classmethod
     def of(cls, path: str) -> Saved:
-        """Reads a path; raises ``TinkerError``, 400."""
-        model, kind, name = (*path.removeprefix("tinker://").split("/"), "", "", "")[:3]
-        fits = path.startswith("tinker://") and path.count("/") == 4
-        if (
-            not fits
-            or kind not in KINDS
-            or not _MODEL.fullmatch(model)
-            or not _NAME.fullmatch(name)
-        ):
-            what = f"tinker://MODEL/{'|'.join(KINDS)}/NAME"
-            raise TinkerError(400, f"path: expected {what}, got {path!r:.120}")
-        return cls(model, kind, name)
-
-
-def check_name(name: str) -> str:
-    """Returns a name of weights; raises ``TinkerError``, 400."""
-    if not _NAME.fullmatch(name):
-        what = "path: expected letters, digits, . - and _, 128 at most, beginning with no sign"
-        raise TinkerError(400, f"{what}, got {name!r:.80}")
-    return name
+        """Reads a path; raises ``ApiError``, 400."""
+        if not (found := _PATH.fullmatch(path)):
+            what = f"tinker://MODEL/{'|'.join(KINDS)}/NAME, a name of letters, digits, . - and _"
+            raise ApiError(400, f"path: expected {what}, got {path!r:.200}")
+        return cls(*found.groups())
 
 
 class Store:
@@ -79,48 +68,38 @@ class Store:
     """
 
     def __init__(self, folder: Path, durable: bool, most_bytes: int) -> None:
-        self.folder, self.durable, self._most = folder, durable, most_bytes
+        self._folder, self.durable, self._most = folder, durable, most_bytes
         folder.mkdir(parents=True, exist_ok=True)
         for draft in folder.rglob(f"{DRAFT}*"):
             shutil.rmtree(draft, ignore_errors=True)
         for draft in folder.glob("models/*/calls/.*"):  # of a process that was killed
             draft.unlink()
 
-    def _model(self, model: str) -> Path:
-        if not _MODEL.fullmatch(model):
-            raise TinkerError(404, f"model_id: there is no model {model!r:.120}")
-        return self.folder / "models" / model.replace(":", ".")
-
     def sessions(self) -> dict[str, dict[str, Any]]:
         """Facts of all sessions."""
-        files = sorted(self.folder.glob("sessions/*.json"))
-        return {file.stem: foreign.loads(file.read_text("utf-8")) for file in files}
+        return {file.stem: _read(file) for file in sorted(self._folder.glob("sessions/*.json"))}
 
     def write_session(self, session: str, facts: dict[str, Any]) -> None:
-        jsonlines.write(self.folder / "sessions" / f"{session}.json", [json.dumps(facts)])
+        jsonlines.write(self._folder / "sessions" / f"{session}.json", [json.dumps(facts)])
 
-    def models(self) -> dict[str, dict[str, Any]]:
+    def models(self) -> Iterator[dict[str, Any]]:
         """Facts of the newest state of each model, with its ``number``."""
-        found = dict[str, dict[str, Any]]()
-        for folder in sorted(self.folder.glob("models/*")):
+        for folder in sorted(self._folder.glob("models/*")):
             if states := _states(folder):
-                facts = foreign.loads((states[-1] / _FACTS).read_text("utf-8"))
-                found[facts["model_id"]] = facts
-        return found
+                yield _read(states[-1] / _FACTS)
 
     def write_state(self, model: str, number: int, adapter: Adapter, facts: dict[str, Any]) -> None:
         """Writes a model after the call of a number; older states and calls are dropped then."""
-        folder = self._model(model)
         if not self.durable:
             return
+        folder = self._model(model)
         with whole_folder(folder / f"state-{number:09}") as draft:
-            learning.save(adapter, draft / _ADAPTER)
+            self.write_adapter(draft, adapter)
             jsonlines.write(draft / _FACTS, [json.dumps({**facts, "number": number})])
         for older in _states(folder)[:-1]:
             remove(older)
-        calls = sorted(folder.glob("calls/[0-9]*"))
-        for file in calls[:-1]:
-            if int(file.name.partition(".")[0]) <= number - _KEPT_CALLS:
+        for file in folder.glob("calls/[0-9]*"):
+            if int(file.stem) <= number - _KEPT_CALLS:
                 file.unlink()
 
     def read_state(self, model: str) -> Adapter:
@@ -128,66 +107,71 @@ class Store:
         return learning.load(_states(self._model(model))[-1] / _ADAPTER)
 
     def write_call(self, model: str, number: int, kind: str, body: bytes) -> None:
-        """Keeps a call before its promise is given."""
-        if self.durable:
-            _replace(self._model(model) / "calls" / f"{number:09}.{kind}", body)
+        """Keeps a call, or its result; it is on the disk then."""
+        if not self.durable:
+            return
+        file = self._call(model, number, kind)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with jsonlines.draft_of(file) as draft, draft.open("wb") as stream:
+            stream.write(body)
+            stream.flush()
+            os.fsync(stream.fileno())
 
-    def write_answer(self, model: str, number: int, answer: Answer) -> None:
-        if self.durable:
-            kind = "proto" if answer.proto else "json"
-            _replace(self._model(model) / "calls" / f"{number:09}.answer-{kind}", answer.body)
-
-    def read_answer(self, model: str, number: int) -> Answer | None:
+    def read_answer(self, model: str, number: int) -> bytes | None:
         """The result of a call, if it is kept."""
-        for kind in ("proto", "json") if self.durable else ():
-            with contextlib.suppress(FileNotFoundError):
-                file = self._model(model) / "calls" / f"{number:09}.answer-{kind}"
-                return Answer(file.read_bytes(), kind == "proto")
+        with contextlib.suppress(FileNotFoundError):
+            return self._call(model, number, ANSWER).read_bytes()
         return None
 
-    def calls(self, model: str) -> Iterator[tuple[int, str, bytes]]:
-        """Calls that are kept, by number: (number, kind, body)."""
+    def lose(self, model: str, number: int, kind: str) -> None:
+        """Notes that a call failed with the disk: a server that is started again fails it, too."""
+        with contextlib.suppress(OSError):  # needs no room, but the disk may fail in any way
+            self._call(model, number, kind).rename(self._call(model, number, LOST))
+
+    def calls(self, model: str, after: int) -> Iterator[tuple[int, str, bytes]]:
+        """Calls after that of a number, in their order: (number, kind, body)."""
         for file in sorted(self._model(model).glob("calls/[0-9]*")):
-            number, _, kind = file.name.partition(".")
-            if not kind.startswith("answer-"):
-                yield int(number), kind, file.read_bytes()
+            if (number := int(file.stem)) > after and file.suffix[1:] != ANSWER:
+                yield number, file.suffix[1:], file.read_bytes()
 
     def place(self, saved: Saved) -> Path:
         """The folder of saved weights."""
-        return self.folder / "weights" / saved.model.replace(":", ".") / saved.kind / saved.name
+        return self._folder / "weights" / saved.model.replace(":", ".") / saved.kind / saved.name
+
+    def _model(self, model: str) -> Path:
+        return self._folder / "models" / model.replace(":", ".")
+
+    def _call(self, model: str, number: int, kind: str) -> Path:
+        return self._model(model) / "calls" / f"{number:09}.{kind}"
 
     @contextlib.contextmanager
     def saving(self, saved: Saved, facts: dict[str, Any]) -> Iterator[Path]:
-        """Gives a folder to write weights in.
+        """Gives a folder to write weights in; of those without a name only the newest stay.
 
         Raises:
-            TinkerError: there is no more room.
+            ApiError: there is no more room.
         """
-        used = sum(file.stat().st_size for file in self.folder.glob("weights/*/*/*/*"))
+        used = sum(file.stat().st_size for file in self._folder.glob("weights/*/*/*/*"))
         if used > self._most:
             what = f"saved weights take {used} bytes, and the server keeps {self._most}"
-            raise TinkerError(
-                400, f"{what}; delete checkpoints, or restart it with --weights_bytes"
-            )
+            raise ApiError(400, f"{what}; delete checkpoints, or restart it with --weights_bytes")
         with whole_folder(self.place(saved)) as draft:
             yield draft
-            own = {**facts, "model_id": saved.model, "kind": saved.kind, "name": saved.name}
-            jsonlines.write(draft / _FACTS, [json.dumps({"time": time.time(), **own})])
-
-    def save(self, saved: Saved, adapter: Adapter, facts: dict[str, Any]) -> None:
-        """Saves weights; of those without a name only the newest stay."""
-        with self.saving(saved, facts) as draft:
-            learning.save(adapter, draft / _ADAPTER)
+            own = {"saved": saved, "time": time.time(), **facts}
+            jsonlines.write(draft / _FACTS, [json.dumps(own)])
         if saved.kind == EPHEMERAL:
-            for old in self.listed(saved.model, EPHEMERAL)[:-_KEPT_EPHEMERAL]:
-                self.delete(Saved(saved.model, EPHEMERAL, old["name"]))
+            for old, _ in self.listed(saved.model, EPHEMERAL)[:-_KEPT_EPHEMERAL]:
+                self.delete(old)
 
-    def facts(self, saved: Saved) -> dict[str, Any]:
-        """Facts of saved weights; raises ``TinkerError``, 404, where there are none."""
+    def write_adapter(self, draft: Path, adapter: Adapter) -> None:
+        learning.save(adapter, draft / _ADAPTER)
+
+    def facts(self, saved: Saved, owner: str | None = None) -> dict[str, Any]:
+        """Facts of saved weights, of an owner if one is given; raises ``ApiError``, 404."""
         file = self.place(saved) / _FACTS
-        facts = foreign.loads(file.read_text("utf-8")) if file.is_file() else None
-        if facts is None or _is_over(facts):
-            raise TinkerError(404, f"there are no weights {saved.path}; they may be deleted")
+        facts = _read(file) if file.is_file() else None
+        if facts is None or _is_over(facts) or owner not in (None, facts["owner"]):
+            raise ApiError(404, f"there are no weights {saved.path}; they may be deleted")
         return facts
 
     def write_facts(self, saved: Saved, facts: dict[str, Any]) -> None:
@@ -195,27 +179,45 @@ class Store:
         jsonlines.write(self.place(saved) / _FACTS, [json.dumps(facts)])
 
     def load(self, saved: Saved) -> Adapter:
-        """Reads saved weights; raises ``TinkerError`` where they are missing or damaged."""
+        """Reads saved weights; raises ``ApiError`` where there are none."""
         self.facts(saved)
         return learning.load(self.place(saved) / _ADAPTER)
 
-    def listed(self, model: str | None = None, *kinds: str) -> list[dict[str, Any]]:
-        """Facts of saved weights, oldest first; those whose time is over are deleted."""
-        which = "*" if model is None else model.replace(":", ".")
-        found = list[dict[str, Any]]()
-        for file in self.folder.glob(f"weights/{which}/*/[!.]*/{_FACTS}"):
-            facts = foreign.loads(file.read_text("utf-8"))
-            saved = Saved(facts["model_id"], facts["kind"], facts["name"])
+    def listed(
+        self, models: str = "*", kind: str = "*weights"
+    ) -> list[tuple[Saved, dict[str, Any]]]:
+        """Saved weights with their facts, oldest first; those whose time is over are deleted.
+
+        Args:
+            models, kind: patterns of names.
+        """
+        found = list[tuple[Saved, dict[str, Any]]]()
+        for file in self._folder.glob(f"weights/{models.replace(':', '.')}/{kind}/[!.]*/{_FACTS}"):
+            facts = _read(file)
+            saved = Saved(*facts["saved"])
             if _is_over(facts):
                 self.delete(saved)
-            elif saved.kind in (kinds or KINDS):
-                size = sum(x.stat().st_size for x in file.parent.iterdir())
-                found.append({**facts, "size_bytes": size, "path": saved.path})
-        return sorted(found, key=lambda facts: facts["time"])
+                continue
+            size = sum(x.stat().st_size for x in file.parent.iterdir())
+            found.append((saved, {**facts, "size_bytes": size}))
+        return sorted(found, key=lambda one: one[1]["time"])
 
     def delete(self, saved: Saved) -> None:
         with contextlib.suppress(FileNotFoundError):
             remove(self.place(saved))
+
+
+def expiry(seconds: Any) -> float | None:
+    """When weights expire; raises ``ApiError``, 400."""
+    if seconds is None:
+        return None
+    if type(seconds) is not int or not _TTL[0] <= seconds <= _TTL[1]:
+        raise ApiError(400, f"ttl_seconds: expected {_TTL[0]} to {_TTL[1]}, got {seconds!r:.40}")
+    return time.time() + seconds
+
+
+def _read(file: Path) -> dict[str, Any]:
+    return foreign.loads(file.read_text("utf-8"))
 
 
 def _is_over(facts: dict[str, Any]) -> bool:
@@ -224,12 +226,3 @@ def _is_over(facts: dict[str, Any]) -> bool:
 
 def _states(folder: Path) -> list[Path]:
     return sorted(folder.glob("state-*"))
-
-
-def _replace(file: Path, body: bytes) -> None:
-    """Writes a file that is whole or not there, and on the disk."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    with jsonlines.draft_of(file) as draft, draft.open("wb") as stream:
-        stream.write(body)
-        stream.flush()
-        os.fsync(stream.fileno())

@@ -1,11 +1,14 @@
-"""The format of the wire: protobuf and JSON to the SDK's own types, and answers back to bytes."""
+"""The format of the wire: bodies to the SDK's own types and to arrays, and answers back to bytes.
+
+An answer is bytes of JSON or of protobuf; no message of this API begins with a brace in protobuf.
+"""
 
 from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from google.protobuf.message import DecodeError
@@ -13,33 +16,19 @@ from pydantic import ValidationError
 from tinker import types
 from tinker.proto import tinker_public_pb2 as pb
 
-from marft_jax.errors import BadInput, one_line
+from marft_jax.errors import BadInput, described, one_line, reason
 from marft_jax.extras.gateway.errors import ApiError
 
-_DTYPES = {
-    pb.DTYPE_FLOAT32: ("float32", np.float32),
-    pb.DTYPE_INT64: ("int64", np.int64),
-    pb.DTYPE_INT32: ("int64", np.int32),
-}
+_T = TypeVar("_T")
+_DTYPES = {pb.DTYPE_FLOAT32: np.float32, pb.DTYPE_INT64: np.int64, pb.DTYPE_INT32: np.int64}
+_MOST_CELLS = 1 << 24  # of a sparse tensor
 
 
-class TinkerError(ApiError):
-    """A call that is refused, in the form of this API."""
+class Given(NamedTuple):
+    """A datum of a client: token ids, and tensors by name."""
 
-    @property
-    def body(self) -> dict[str, Any]:
-        return {"detail": str(self)}
-
-
-class Answer(NamedTuple):
-    """Result of a promise, as bytes.
-
-    Attributes:
-        proto: the body is protobuf, else JSON.
-    """
-
-    body: bytes
-    proto: bool = False
+    ids: np.ndarray
+    inputs: dict[str, np.ndarray]
 
 
 class Pass(NamedTuple):
@@ -47,21 +36,21 @@ class Pass(NamedTuple):
 
     model_id: str
     seq_id: int
-    data: list[types.Datum]
+    data: list[Given]
     loss: str
     settings: dict[str, float | str]
     forward_only: bool
 
 
 def read_pass(body: bytes) -> Pass:
-    """Reads the body of a ``forward_backward``; raises ``TinkerError``, 422."""
+    """Reads the body of a ``forward_backward``; raises ``ApiError``, 422."""
     message = pb.ForwardBackwardRequest()
     try:
         message.ParseFromString(body)
-        data = [_datum(one) for one in message.data]
-    except (DecodeError, ValueError, TypeError, AssertionError) as error:
+        data = [_given(one) for one in message.data]
+    except (DecodeError, ValueError) as error:
         what = "expected a ForwardBackwardRequest as protobuf, of text and dense or CSR tensors"
-        raise TinkerError(422, f"{what}: {one_line(str(error))}"[:400]) from None
+        raise ApiError(422, one_line(f"{what}: {error}")) from None
     settings: dict[str, float | str] = dict(message.loss_fn_config)
     for name, value in message.loss_fn_config_v2.items():
         settings[name] = value.text if value.HasField("text") else value.number
@@ -69,94 +58,106 @@ def read_pass(body: bytes) -> Pass:
     return Pass(*which, data, message.loss_fn, settings, message.forward_only)
 
 
-def _datum(message: pb.Datum) -> types.Datum:
-    chunks = list[types.EncodedTextChunk]()
-    for chunk in message.model_input:
-        if chunk.WhichOneof("chunk") != "encoded_text":
-            raise ValueError("images and audio are not offered: expected encoded_text chunks")
-        tokens = np.frombuffer(chunk.encoded_text.tokens, np.int32).tolist()
-        chunks.append(types.EncodedTextChunk.model_construct(tokens=tokens))
-    inputs = {name: _tensor(tensor) for name, tensor in message.loss_fn_inputs.items()}
+def _given(message: pb.Datum) -> Given:
+    if any(chunk.WhichOneof("chunk") != "encoded_text" for chunk in message.model_input):
+        raise ValueError("images and audio are not offered: expected encoded_text chunks")
+    ids = b"".join(chunk.encoded_text.tokens for chunk in message.model_input)
     # spans of provenance are for stable_reinforce, which is not offered
-    return types.Datum(types.ModelInput.model_construct(chunks=chunks), inputs)
+    inputs = {name: _tensor(tensor) for name, tensor in message.loss_fn_inputs.items()}
+    return Given(np.frombuffer(ids, np.int32), inputs)
 
 
-def _tensor(message: pb.Tensor) -> types.TensorData:
+def _tensor(message: pb.Tensor) -> np.ndarray:
     if message.dtype not in _DTYPES:
         raise ValueError(f"expected a tensor of float32 or int64, got type {message.dtype}")
-    dtype, kind = _DTYPES[message.dtype]
-    shape, csr = list(message.shape), message.sparse_csr
-    if not message.HasField("sparse_csr"):
-        dense = np.frombuffer(message.dense, kind)
-        return types.TensorData(dense, dtype, shape or [len(dense)])  # type: ignore[arg-type]
-    rows, columns = (
-        np.frombuffer(x, np.int64).tolist() for x in (csr.crow_indices, csr.col_indices)
-    )
-    values = np.frombuffer(csr.values, kind)
-    return types.TensorData(values, dtype, shape, rows, columns)  # type: ignore[arg-type]
+    kind = np.int32 if message.dtype == pb.DTYPE_INT32 else _DTYPES[message.dtype]
+    csr, places = message.sparse_csr, None
+    if message.HasField("sparse_csr"):
+        places = [np.frombuffer(x, np.int64) for x in (csr.crow_indices, csr.col_indices)]
+    values = np.frombuffer(csr.values if places else message.dense, kind)
+    return dense(values.astype(_DTYPES[message.dtype]), list(message.shape), places)
 
 
-def dense(tensor: types.TensorData | Any, empty: int = 0) -> np.ndarray:
-    """Values of a tensor, dense or sparse, in its shape.
+def dense(
+    values: np.ndarray, shape: Sequence[int], places: Sequence[np.ndarray] | None, empty: int = 0
+) -> np.ndarray:
+    """A tensor in its shape.
 
     Args:
-        empty: the value of what a sparse tensor does not list.
+        places: of a CSR matrix, where rows begin and the column of each value.
+        empty: the value of what a CSR matrix does not list.
 
     Raises:
-        BadInput: it is no CSR matrix.
+        BadInput: the values do not fit.
     """
-    kind = np.float32 if tensor.dtype == "float32" else np.int64
-    rows, values = tensor.sparse_crow_indices, np.asarray(tensor.data, kind)
-    if rows is None:
-        return values.reshape(tensor.shape or -1)
-    shape, columns = tensor.shape or [], np.asarray(tensor.sparse_col_indices or (), int)
-    rows = np.asarray(rows, int)
-    fits = len(shape) == 2 and len(rows) == shape[0] + 1 and rows[0] == 0
-    fits = fits and (np.diff(rows) >= 0).all() and rows[-1] == len(columns) == len(values)
-    if not fits or (len(columns) and not 0 <= columns.min() <= columns.max() < shape[1]):
-        raise BadInput(f"a sparse tensor: expected CSR of its shape, got {shape!s:.80}")
-    found = np.full(shape, empty, kind)
+    if places is None and np.prod(shape or [len(values)]) == len(values):
+        return values.reshape(shape or -1)
+    rows, columns = places or (np.zeros(0, int), np.zeros(0, int))
+    fits = len(shape) == 2 and len(rows) == shape[0] + 1 and np.prod(shape) <= _MOST_CELLS
+    fits = fits and rows[0] == 0 and rows[-1] == len(columns) == len(values)
+    if not fits or (np.diff(rows) < 0).any() or not ((columns >= 0) & (columns < shape[1])).all():
+        raise BadInput(f"a tensor: expected as many values as its shape has, got {shape!s:.80}")
+    found = np.full(shape, empty, values.dtype)
     found[np.repeat(np.arange(shape[0]), np.diff(rows)), columns] = values
     return found
 
 
-def ids_of(given: types.ModelInput) -> list[int]:
-    """Token ids of a prompt; raises ``BadInput`` for one that is not text, or empty."""
+def ids_of(given: types.ModelInput) -> np.ndarray:
+    """Token ids of a prompt; raises ``BadInput`` for one that is not text."""
     if not all(isinstance(chunk, types.EncodedTextChunk) for chunk in given.chunks):
         raise BadInput("images and audio are not offered: expected encoded_text chunks")
-    if not (ids := given.to_ints()):
-        raise BadInput("expected a token at least, got none")
-    return ids
+    return np.asarray(given.to_ints(), np.int64)
+
+
+def check_ids(name: str, ids: np.ndarray, vocabulary: int, most: int) -> None:
+    """Raises ``BadInput`` unless there are 1 to ``most`` tokens, all of the vocabulary."""
+    if not 1 <= len(ids) <= most:
+        raise BadInput(
+            f"{name}: expected a token at least, and at most {most} tokens, got {len(ids)}"
+        )
+    if ids.min() < 0 or ids.max() >= vocabulary:
+        wrong = int(ids.min() if ids.min() < 0 else ids.max())
+        raise BadInput(f"{name}: expected tokens from 0 to {vocabulary - 1}, got {wrong}")
 
 
 def read_json(kind: Any, body: bytes) -> Any:
-    """Reads a JSON body as a request of the SDK, or as a dict; raises ``TinkerError``, 422."""
+    """Reads a JSON body as a request of the SDK, or as a dict; raises ``ApiError``, 422."""
     try:
         fields = json.loads(body or b"{}")
         return dict(fields) if kind is dict else kind.model_validate(fields)
     except ValidationError as error:
         wrong = error.errors()[0]
         where = ".".join(map(str, wrong["loc"]))
-        raise TinkerError(422, f"{where}: {wrong['msg']}, got {wrong['input']!r:.80}") from None
+        raise ApiError(422, f"{where}: {wrong['msg']}, got {wrong['input']!r:.80}") from None
     except (ValueError, TypeError, RecursionError) as error:
-        raise TinkerError(422, f"expected JSON: {error}"[:200]) from None
+        raise ApiError(422, f"expected JSON: {error}"[:200]) from None
 
 
-def answer(**fields: Any) -> Answer:
+def answer(**fields: Any) -> bytes:
     """A result as JSON; fields that are None are left out."""
-    return Answer(json.dumps({k: v for k, v in fields.items() if v is not None}).encode())
+    return json.dumps({k: v for k, v in fields.items() if v is not None}).encode()
 
 
-def failed(error: Exception, category: str) -> Answer:
+def failed(error: BaseException) -> bytes:
     """The result of a call that failed."""
-    return answer(error=one_line(str(error)), category=category)
+    if isinstance(error, OSError):
+        return answer(error=f"the disk of the server: {reason(error)}", category="server")
+    if isinstance(error, BadInput | ApiError):
+        return answer(error=one_line(str(error)), category="user")
+    return answer(error=described(error), category="server")
 
 
-def passed(outputs: Sequence[np.ndarray], metrics: Mapping[str, float]) -> Answer:
+def answered(work: Generator[_T, None, bytes]) -> Generator[_T, None, bytes]:
+    """Does work; an exception becomes the answer."""
+    try:
+        return (yield from work)
+    except Exception as error:
+        return failed(error)
+
+
+def passed(outputs: Sequence[np.ndarray], metrics: Mapping[str, float]) -> bytes:
     """The result of a pass: the log-probs of each datum, ``[N]`` or ``[N, K]``."""
-    message = pb.ForwardBackwardOutput(loss_fn_output_type="ArrayRecord")
-    for name, value in metrics.items():
-        message.metrics[name] = value
+    message = pb.ForwardBackwardOutput(loss_fn_output_type="ArrayRecord", metrics=metrics)
     for trailing, group in itertools.groupby(outputs, lambda x: x.shape[1:]):
         own = [np.ascontiguousarray(x, np.float32) for x in group]
         record = message.loss_fn_outputs.add(type_tag="ArrayRecord", num_datums=len(own))
@@ -165,7 +166,7 @@ def passed(outputs: Sequence[np.ndarray], metrics: Mapping[str, float]) -> Answe
         batched.offsets = np.cumsum([0, *(x.nbytes for x in own)], dtype=np.int64).tobytes()
         batched.dtype = pb.DTYPE_FLOAT32
         batched.trailing_shape.extend(trailing)
-    return Answer(message.SerializeToString(), proto=True)
+    return message.SerializeToString()
 
 
 Top = tuple[np.ndarray, np.ndarray]
@@ -193,17 +194,18 @@ def write_top(message: pb.TopkLogprobs, top: Top) -> None:
     message.length, message.k = ids.shape
 
 
-def write(message: pb.Tensor, values: np.ndarray, kind: Any, given: Any = None) -> None:
+def write(message: pb.Tensor, values: np.ndarray, given: types.TensorData | Any = None) -> None:
     """Writes a matrix; in the layout of ``given``, where that is sparse."""
-    message.dtype = pb.DTYPE_FLOAT32 if kind is np.float32 else pb.DTYPE_INT64
+    whole = np.issubdtype(values.dtype, np.integer)
+    message.dtype = pb.DTYPE_INT64 if whole else pb.DTYPE_FLOAT32
+    values = np.ascontiguousarray(values, _DTYPES[message.dtype])
     message.shape.extend(values.shape)
     if given is None or given.sparse_crow_indices is None:
-        message.dense = np.ascontiguousarray(values, kind).tobytes()
+        message.dense = values.tobytes()
         return
     rows, columns = (
         np.asarray(x, np.int64) for x in (given.sparse_crow_indices, given.sparse_col_indices)
     )
-    listed = values[np.repeat(np.arange(len(values)), np.diff(rows)), columns]
     csr = message.sparse_csr
-    csr.values = np.ascontiguousarray(listed, kind).tobytes()
+    csr.values = values[np.repeat(np.arange(len(values)), np.diff(rows)), columns].tobytes()
     csr.crow_indices, csr.col_indices = rows.tobytes(), columns.tobytes()

@@ -302,7 +302,7 @@ def test_a_waiter_that_gives_up_strands_no_other(client):
     assert asyncio.run(run()).sequences[0].tokens
 
 
-def test_weights_are_listed_described_copied_and_deleted(client, make):
+def test_weights_are_listed_described_and_deleted(client, make):
     rest, training = client.create_rest_client(), make()
     path = training.save_state("first", ttl_seconds=3600, user_metadata={"a": "b"}).result().path
     [found] = rest.list_checkpoints(training.model_id).result().checkpoints

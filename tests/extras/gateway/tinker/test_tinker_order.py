@@ -3,33 +3,52 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import Future
 
 import pytest
 
 pytest.importorskip("tinker")
 
-from marft_jax.extras.gateway.tinker.order import Numbered, Worker
-from marft_jax.extras.gateway.tinker.wire import TinkerError
+from marft_jax.extras.gateway.errors import ApiError
+from marft_jax.extras.gateway.tinker.order import MOST_WAITING, Numbered, Worker
 
 
 def test_calls_begin_in_the_order_of_their_numbers_whenever_they_come():
-    numbers = Numbered[str]()
-    assert numbers.ready(3, "c") == [] and numbers.ready(2, "b") == []
-    assert numbers.ready(1, "a") == [(1, "a"), (2, "b"), (3, "c")]
-    assert numbers.done == 3
+    numbers = Numbered()
+    assert numbers.add(3, b"", "c") == [] and numbers.add(2, b"", "b") == []
+    assert [work for work, _ in numbers.add(1, b"", "a")] == ["a", "b", "c"]
+    assert numbers.begun == 3
 
 
 def test_a_number_that_comes_again_is_a_repetition_and_other_content_fails():
-    numbers = Numbered[str]()
+    numbers = Numbered()
     assert not numbers.is_repeated(1, b"x")
-    numbers.note(1, b"x")
-    assert numbers.is_repeated(1, b"x")
-    with pytest.raises(TinkerError, match="other content") as refused:
+    [(_, promise)] = numbers.add(1, b"x", None)
+    assert numbers.is_repeated(1, b"x") and numbers.promise(1) is promise
+    with pytest.raises(ApiError, match="other content") as refused:
         numbers.is_repeated(1, b"y")
     assert refused.value.status == 409
-    for number in (0, -1, 1 << 30):
-        with pytest.raises(TinkerError, match="numbered from 1"):
+    for number, status in ((0, 400), (-1, 400), (1 + MOST_WAITING, 429), (1 << 30, 429)):
+        with pytest.raises(ApiError, match="numbered from 1|try again later") as refused:
             numbers.is_repeated(number, b"")
+        assert refused.value.status == status
+    promise.set_result(b"")
+    assert not numbers.is_repeated(1 + MOST_WAITING, b"")
+
+
+def test_results_of_calls_that_are_long_done_are_forgotten_and_waiting_ones_kept():
+    numbers = Numbered()
+    for number in range(1, 3 * MOST_WAITING):
+        [(_, promise)] = numbers.add(number, b"", None)
+        promise.set_result(b"")
+    assert numbers.promise(1) is None and numbers.is_repeated(1, b"other")
+    assert numbers.promise(2 * MOST_WAITING) is not None
+
+
+def submit(worker, key, work):
+    promise = Future()
+    worker.submit(key, work, promise)
+    return promise
 
 
 def test_who_had_the_fewest_tokens_is_next_and_a_clients_own_calls_keep_their_order():
@@ -42,8 +61,8 @@ def test_who_had_the_fewest_tokens_is_next_and_a_clients_own_calls_keep_their_or
             yield cost
 
     with Worker() as worker:
-        futures = [worker.submit("a", lambda: work("a", 4, 100))]
-        futures += [worker.submit("b", lambda n=n: work(n, 2, 30)) for n in ("b", "c")]
+        futures = [submit(worker, "a", lambda: work("a", 4, 100))]
+        futures += [submit(worker, "b", lambda n=n: work(n, 2, 30)) for n in ("b", "c")]
         gate.set()
         for future in futures:
             future.result(10)
@@ -62,8 +81,8 @@ def test_a_failure_is_its_own_clients_alone():
         return 7
 
     with Worker() as worker:
-        first, other = worker.submit("a", fails), worker.submit("b", passes)
-        again = worker.submit("a", passes)
+        first, other = submit(worker, "a", fails), submit(worker, "b", passes)
+        again = submit(worker, "a", passes)
         with pytest.raises(ValueError, match="mine"):
             first.result(10)
         assert other.result(10) == again.result(10) == 7

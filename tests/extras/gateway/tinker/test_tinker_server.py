@@ -139,11 +139,7 @@ def test_all_that_was_promised_survives_a_server_that_is_started_again(tmp_path,
             "sampling_session_id": sampler,
         }
         lost = one.post("asample", **asked)
-        target = {"sampling_session_id": sampler}
-        [done] = one.post("retrieve_futures", target=target, timeout=20)["completions"]
-        assert done["request_id"] == lost["request_id"]
         tokens = one.fetch(lost)
-        assert not one.post("retrieve_futures", target=target, timeout=0)["completions"]
         later = one.backward(model, 6)  # waits for number 5
     with served(tmp_path) as url:
         one = Caller(url)
@@ -171,15 +167,12 @@ def test_a_model_is_made_once_and_deleting_weights_of_one_leaves_the_others(one)
     assert one.model(session, 0) == first
     lora = {"rank": 8, "seed": 1, "train_mlp": False, "train_unembed": False}
     given = dict(session_id=session, model_seq_id=0, base_model="tiny", lora_config=lora)
-    copied = dict(session_id=session, model_seq_id=5, source_path=f"tinker://{first}/weights/a")
-    assert "other settings" in one.post("create_model", status=409, **given)["detail"]
+    assert "other settings" in one.post("create_model", status=409, **given)["error"]["message"]
     for model in (first, second):
         one.fetch(one.post("save_weights", model_id=model, seq_id=1, path="a"))
-    copy = one.post("copy_weights", **copied)["tinker_path"]
     one.http.delete(f"training_runs/{first}/checkpoints/weights/a").raise_for_status()
     assert one.get(f"training_runs/{first}/checkpoints")["checkpoints"] == []
     assert len(one.get(f"training_runs/{second}/checkpoints")["checkpoints"]) == 1
-    assert one.post("weights_info", tinker_path=copy)["lora_rank"] == 4
 
 
 def test_a_session_that_ends_keeps_its_training_state(one):
@@ -216,7 +209,7 @@ def test_old_weights_without_a_name_are_deleted_and_a_sampler_of_them_says_so(on
     asked = {"prompt": {"chunks": [{"tokens": TEXT[:7], "type": "encoded_text"}]}, "seq_id": 0}
     asked |= {"sampling_params": {"max_tokens": 1}}
     ids = [one["sampling_session_id"] for one in saved]
-    told = one.post("asample", status=404, sampling_session_id=ids[0], **asked)["detail"]
+    told = one.post("asample", status=404, sampling_session_id=ids[0], **asked)["error"]["message"]
     assert "sample from a newer one" in told
     one.fetch(one.post("asample", sampling_session_id=ids[1], **asked))
 
@@ -294,7 +287,7 @@ def refusals(model, session):
         ("create_model", {}, 422, "session_id"),
         ("optim_step", {"model_id": model, "adam_params": {}}, 422, "seq_id"),
         ("optim_step", {"model_id": model, "seq_id": "x", "adam_params": {}}, 422, "seq_id"),
-        ("create_custom_loss", {}, 400, "forward_backward_custom"),
+        ("create_custom_loss", {}, 404, "does not offer"),
         (
             "create_sampling_session",
             {"session_id": session, "sampling_session_seq_id": 0},
@@ -304,7 +297,7 @@ def refusals(model, session):
         ("asample", {"prompt": {"chunks": []}, "sampling_params": {}}, 400, "expected one"),
         ("asample", {"sampling_session_id": "a:sample:0"}, 422, "prompt"),
         ("retrieve_future", {"request_id": "unknown"}, 410, "not known"),
-        ("copy_weights", {"source_path": "x", "destination_project_id": "p"}, 400, "projects"),
+        ("copy_weights", {"source_path": "x", "destination_project_id": "p"}, 404, "not offer"),
         ("weights_info", {"tinker_path": "tinker://x"}, 400, "tinker://MODEL"),
         ("weights_info", {"tinker_path": f"tinker://{model}/weights/../x"}, 400, "tinker://MODEL"),
         ("billing/usage/events", {}, 404, "does not offer"),
@@ -321,7 +314,7 @@ def test_broken_calls_are_refused_in_one_line_that_says_what_to_do(one):
         reply = one.http.post(path, content=content, headers=headers)
         assert reply.status_code == status, (path, content[:80], reply.text)
         fields = reply.json()
-        told = fields["detail"] if "detail" in fields else fields["error"]["message"]
+        told = fields["error"]["message"]
         assert what in told and "\n" not in told, told
 
 
@@ -392,7 +385,7 @@ def test_samples_that_cannot_be_drawn_are_refused_in_one_line(one, more, what):
     sampler = one.post("create_sampling_session", **asked)
     fields = {"prompt": prompt, "seq_id": 0, "sampling_params": {}} | more
     fields["sampling_session_id"] = sampler["sampling_session_id"]
-    assert what in one.post("asample", status=400, **fields).get("detail", ""), what
+    assert what in one.post("asample", status=400, **fields)["error"]["message"], what
 
 
 @pytest.mark.release

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from marft_jax.extras.gateway.tinker.store import Store
-from marft_jax.extras.gateway.tinker.wire import Answer
+from marft_jax.extras.gateway.tinker.store import ANSWER, Store
 from marft_jax.learning import Adapter
 
 MODEL = "one:train:0"
@@ -18,12 +17,12 @@ def test_what_a_killed_process_left_half_written_is_no_call_and_stops_no_later_o
     store.write_call(MODEL, 1, "optim_step", b"whole")
     calls = tmp_path / "models" / "one.train.0" / "calls"
     (calls / ".000000002.optim_step.4711").write_bytes(b"ha")
-    (calls / ".000000001.answer-json.4711").write_bytes(b"{")
+    (calls / ".000000001.answer.4711").write_bytes(b"{")
     store.write_state(MODEL, 1, ADAPTER, {"model_id": MODEL})  # while the process lives
     again = Store(tmp_path, durable=True, most_bytes=1 << 20)
-    assert list(again.calls(MODEL)) == [(1, "optim_step", b"whole")]
-    assert again.read_answer(MODEL, 1) is None and again.models()[MODEL]["number"] == 1
+    assert list(again.calls(MODEL, after=0)) == [(1, "optim_step", b"whole")]
+    assert again.read_answer(MODEL, 1) is None and [*again.models()][0]["number"] == 1
     assert [file.name for file in calls.iterdir()] == ["000000001.optim_step"]
-    again.write_answer(MODEL, 1, Answer(b"{}", False))
+    again.write_call(MODEL, 1, ANSWER, b"{}")
     again.write_state(MODEL, 2, ADAPTER, {"model_id": MODEL})
-    assert again.read_answer(MODEL, 1).body == b"{}"
+    assert again.read_answer(MODEL, 1) == b"{}"
