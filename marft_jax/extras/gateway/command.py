@@ -50,21 +50,35 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
         own, rest = parser.parse_known_args(argv)
         keys, names = read_keys(own)
         config = cli.parse_run(own.run, own.base, rest, prog="marft_jax.serve")
-        try:
-            from marft_jax.extras.gateway.http import make_server
-        except ImportError as error:
-            what = f'{error.name} is not installed: pip install -e ".[serve]"'
-            raise BadInput(what) from error
+        with needs("serve"):
+            from marft_jax.extras.gateway import http
         with (
             listen(own.host, own.port) as listener,
             open_app(own.run, config, own.step, keys, names=names) as app,
         ):
-            host, port = listener.getsockname()[:2]
-            print(f"marft_jax: serves at http://{host}:{port}/v1", file=sys.stderr, flush=True)
-            for number in (signal.SIGINT, signal.SIGTERM):  # uvicorn raises them again at its end
-                signal.signal(number, lambda *_: None)
-            make_server(app).run([listener])
+            serve(app, listener, http.DEFAULT, "/v1")
     sys.exit(0)
+
+
+@contextlib.contextmanager
+def needs(extra: str) -> Iterator[None]:
+    """Raises ``BadInput`` for a module that comes with an extra of pip."""
+    try:
+        yield
+    except ImportError as error:
+        what = f'{error.name} is not installed: pip install -e ".[{extra}]"'
+        raise BadInput(what) from error
+
+
+def serve(app: Starlette, listener: socket.socket, limits: Limits, path: str = "") -> None:
+    """Serves until a signal comes."""
+    from marft_jax.extras.gateway.http import make_server
+
+    host, port = listener.getsockname()[:2]
+    print(f"marft_jax: serves at http://{host}:{port}{path}", file=sys.stderr, flush=True)
+    for number in (signal.SIGINT, signal.SIGTERM):  # uvicorn raises them again at its end
+        signal.signal(number, lambda *_: None)
+    make_server(app, limits).run([listener])
 
 
 @contextlib.contextmanager

@@ -12,16 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from marft_jax import cli
-from marft_jax.errors import BadInput
+from marft_jax.extras.gateway.command import needs
 
-try:
+with needs("tinker"):
     import tinker
 
     from marft_jax.extras.gateway import http
     from marft_jax.extras.gateway.tinker.routes import make_app
     from marft_jax.extras.gateway.tinker.service import open_service
-except ImportError as error:
-    raise BadInput(f'{error.name} is not installed: pip install -e ".[tinker]"') from error
 
 
 class Client(tinker.ServiceClient):

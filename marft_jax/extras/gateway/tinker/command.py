@@ -9,8 +9,6 @@ stopped or killed goes on there. Further flags are those of training, such as `-
 
 from __future__ import annotations
 
-import ipaddress
-import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,8 +16,16 @@ from typing import NoReturn
 
 from marft_jax import cli
 from marft_jax.errors import BadInput
-from marft_jax.extras.gateway.command import listen, own_flags, read_keys
+from marft_jax.extras.gateway.command import listen, needs, own_flags, read_keys, serve
+from marft_jax.formats.hosts import LOOPBACK
 from marft_jax.run.directory import disk_errors, own_directory
+
+_COUNTS = {
+    "models": (4096, "the most models of clients"),
+    "samplers": (8, "saved weights that are sampled with at the same time"),
+    "rank": (32, "the largest rank of an adapter"),
+    "weights_bytes": (64 << 30, "the most bytes of saved weights"),
+}
 
 
 def main(argv: Sequence[str]) -> NoReturn:
@@ -29,49 +35,28 @@ def main(argv: Sequence[str]) -> NoReturn:
     names = "more names of the base, by which clients may ask for it"
     parser.add_argument("--names", nargs="+", default=[], metavar="NAME", help=names)
     own_flags(parser)
-    counts = {
-        "models": (4096, "the most models of clients"),
-        "samplers": (8, "saved weights that are sampled with at the same time"),
-        "rank": (32, "the largest rank of an adapter"),
-        "weights_bytes": (64 << 30, "the most bytes of saved weights"),
-    }
-    for name, (usual, what) in counts.items():
+    for name, (usual, what) in _COUNTS.items():
         parser.add_argument(f"--{name}", default=usual, type=int, help=f"{what} ({usual})")
     with cli.boundary():
         own, rest = parser.parse_known_args(argv)
         keys, hosts = read_keys(own)
-        if not keys and not _is_loopback(own.host):
+        if not keys and own.host not in LOOPBACK:
             raise BadInput(f"--host {own.host}: expected --api_key_file beside it, got none")
-        for name in counts:
-            if getattr(own, name) < 1:
-                raise BadInput(f"--{name}: expected 1 or more, got {getattr(own, name)}")
+        options = {name: getattr(own, name) for name in _COUNTS}
+        if wrong := [name for name, value in options.items() if value < 1]:
+            raise BadInput(f"--{wrong[0]}: expected 1 or more, got {options[wrong[0]]}")
         config = cli.parse(rest, prog="marft_jax.serve")
         if not any(flag.partition("=")[0] == "--run.dir" for flag in rest):
             raise BadInput("--run.dir: expected a folder for models and saved weights, got none")
-        try:
-            from marft_jax.extras.gateway.http import make_server
+        with needs("tinker"):
             from marft_jax.extras.gateway.tinker.routes import LIMITS, make_app
             from marft_jax.extras.gateway.tinker.service import open_service
-        except ImportError as error:
-            what = f'{error.name} is not installed: pip install -e ".[tinker]"'
-            raise BadInput(what) from error
-        folder, options = Path(config.run.dir).absolute(), {k: getattr(own, k) for k in counts}
+        folder = Path(config.run.dir).absolute()
         with (
             listen(own.host, own.port) as listener,
             disk_errors(folder),
             own_directory(folder),
             open_service(config, folder, names=own.names, **options) as service,
         ):
-            host, port = listener.getsockname()[:2]
-            print(f"marft_jax: serves at http://{host}:{port}", file=sys.stderr, flush=True)
-            for number in (signal.SIGINT, signal.SIGTERM):  # uvicorn raises them again at its end
-                signal.signal(number, lambda *_: None)
-            make_server(make_app(service, keys, LIMITS, hosts), LIMITS).run([listener])
+            serve(make_app(service, keys, LIMITS, hosts), listener, LIMITS)
     sys.exit(0)
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False

@@ -226,8 +226,8 @@ class Models:
         examples = passes.read(asked, self.adapters.base.config.vocab_size, self.adapters.context)
         sums = model.sums
         model.sums = sums if asked.forward_only else None  # a pass that fails leaves half a sum
-        model.sums, found = yield from passes.run(model.policy, sums, asked, examples)
-        return wire.passed(found.logprobs, {"loss:sum": found.loss})
+        model.sums, result = yield from passes.run(model.policy, sums, asked, examples)
+        return result
 
     def _optim_step(self, model: Model, number: int, request: types.OptimStepRequest) -> Working:
         assert model.policy is not None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -141,17 +141,10 @@ def _example(kind: _Kind, settings: Mapping[str, Any], given: Given, vocabulary:
     )
 
 
-class Passed(NamedTuple):
-    """Result of a pass: log-probs of each datum, and the sum of the losses."""
-
-    logprobs: list[np.ndarray]
-    loss: float
-
-
 def run(
     policy: Policy, sums: Sums | None, asked: Pass, examples: Sequence[Example]
-) -> Iterator[int]:
-    """Runs a call piece by piece; yields the tokens of each, and returns (sums, ``Passed``).
+) -> Generator[int, None, tuple[Sums | None, bytes]]:
+    """Runs a call piece by piece; yields the tokens of each, and returns (sums, the answer).
 
     Pieces follow from the call's own data alone.
     """
@@ -174,7 +167,7 @@ def run(
             total += float(np.sum(own.astype(np.float64) * weights))
         logprobs += [x.reshape(one.shape) for x, one in zip(found, piece, strict=True)]
         yield sum(len(datum.ids) for datum in data)
-    return sums, Passed(logprobs, total)
+    return sums, wire.passed(logprobs, {"loss:sum": total})
 
 
 def _pieces(examples: Sequence[Example]) -> Iterator[list[Example]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import random
@@ -22,12 +23,14 @@ from tinker.proto.request_conv import forward_backward_request_to_proto
 from tinker.proto.response_conv import deserialize_forward_backward_output
 
 from marft_jax import cli
+from marft_jax.extras.gateway.tinker import command
 from marft_jax.extras.gateway.tinker import models as models_module
 from marft_jax.extras.gateway.tinker import sessions as sessions_module
 from marft_jax.extras.gateway.tinker import store as store_module
 from marft_jax.extras.gateway.tinker.client import serving
 from marft_jax.extras.gateway.tinker.routes import LIMITS, make_app
 from marft_jax.extras.gateway.tinker.service import open_service
+from marft_jax.formats import jsonlines
 
 zstandard = pytest.importorskip("zstandard")
 TEXT = list(b"4+7+8=?9182736450")
@@ -159,6 +162,100 @@ def test_all_that_was_promised_survives_a_server_that_is_started_again(tmp_path,
             one.backward(model, number)
             one.fetch(one.step(model, number + 1)) if number == 1 else one.step(model, 4)
         assert one.loss(one.backward(model, 5)) == resumed
+
+
+@pytest.fixture
+def full(monkeypatch):
+    """Parts of the names of files for which the disk has no room."""
+    parts, draft_of = list[str](), jsonlines.draft_of
+
+    def draft(path):
+        if any(part in str(path) for part in parts):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+        return draft_of(path)
+
+    monkeypatch.setattr(jsonlines, "draft_of", draft)
+    return parts
+
+
+FULL = "the disk of the server: No space left on device"
+
+
+@pytest.mark.slow
+def test_a_call_fails_with_the_disk_and_neither_it_nor_a_restart_takes_its_step(
+    tmp_path, one_device, full
+):
+    with served(tmp_path) as url:
+        one = Caller(url)
+        model, other = (one.model(one.session(), n) for n in range(2))
+        for number in (1, 3):
+            losses = [one.loss(one.backward(other, number)), one.fetch(one.step(other, number + 1))]
+        one.backward(model, 1)
+        one.fetch(one.step(model, 2))
+        full[:] = ["state-"]
+        one.backward(model, 3)
+        lost = one.step(model, 4)
+        assert FULL in one.fetch(lost)["error"]
+        full.clear()
+        only = one.loss(one.backward(model, 5, forward_only=True))
+        assert only == pytest.approx(losses[0], rel=1e-5)  # the step was not taken
+        full[:] = [".answer"]
+        assert FULL in one.fetch(one.backward(model, 6))["error"]
+        full.clear()
+        told = one.fetch(one.step(model, 7))["error"]
+        assert "expected a forward_backward" in told  # the gradient of a failed call is dropped
+    full[:] = [".answer"]
+    with served(tmp_path) as url:  # a disk that is full at the start
+        assert FULL in Caller(url).fetch(lost)["error"]
+    full.clear()
+    with served(tmp_path) as url:
+        one = Caller(url)
+        assert "failed at this call" in one.fetch(lost)["error"]
+        assert one.loss(one.backward(model, 8)) == losses[0]
+        one.fetch(one.step(model, 9))
+        assert one.loss(one.backward(model, 10)) == one.loss(one.backward(other, 5))
+
+
+def test_what_the_disk_cannot_keep_is_refused_and_may_be_sent_again(one, full, monkeypatch):
+    full.append("sessions")
+    told = one.post("create_session", status=503, tags=[], user_metadata=None, sdk_version="0")
+    assert FULL in told["error"]["message"]
+    full.clear()
+    full.append("state-")
+    made = dict(session_id=one.session(), model_seq_id=0, base_model="tiny")
+    made["lora_config"] = {"rank": 4, "train_mlp": False, "train_unembed": False}
+    one.post("create_model", status=503, **made)
+    full.clear()
+    model = one.fetch(one.post("create_model", **made))["model_id"]
+    full.append("forward_backward")
+    assert FULL in one.backward(model, 1, status=503)["error"]["message"]
+    full.clear()
+    assert one.loss(one.backward(model, 1)) > 0
+    full.append("/weights/")
+    fields = {"model_id": model, "path": "a"}
+    failed = one.fetch(one.post("save_weights_for_sampler", seq_id=2, **fields))
+    assert FULL in failed["error"] and failed["category"] == "server"
+    full.clear()
+    path = one.fetch(one.post("save_weights_for_sampler", seq_id=3, **fields))["path"]
+    checkpoint = f"training_runs/{model}/checkpoints/sampler_weights/a"
+
+    def read_only(folder):
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(store_module, "remove", read_only)
+        assert one.http.delete(checkpoint).status_code == 503
+    assert one.post("weights_info", tinker_path=path)["lora_rank"] == 4
+    one.http.delete(checkpoint).raise_for_status()
+    one.post("weights_info", status=404, tinker_path=path)
+
+
+def test_a_folder_that_cannot_be_made_is_one_line_at_the_start(tmp_path, capsys):
+    (tmp_path / "file").write_text("")
+    more = ["--run.dir", str(tmp_path / "file" / "run"), "--port", "0"]
+    with pytest.raises(SystemExit):
+        command.main(["--api", "tinker", "--model.base", "tiny", *more])
+    assert "Not a directory" in capsys.readouterr().err
 
 
 def test_a_model_is_made_once_and_deleting_weights_of_one_leaves_the_others(one):
