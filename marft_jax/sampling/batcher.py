@@ -159,7 +159,10 @@ class Batcher:
         with self._changed:
             new = [self._incoming.popleft() for _ in range(0 if self._next else came)]
         for asked in new:
-            self._asked[self.sampler.submit(asked.request)] = asked
+            if asked.future.cancelled():
+                asked.future.set_running_or_notify_cancel()
+            else:
+                self._asked[self.sampler.submit(asked.request)] = asked
 
     def _step(self) -> None:
         for ticket, completion in self.sampler.step():

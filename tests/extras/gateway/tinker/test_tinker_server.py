@@ -23,6 +23,7 @@ from tinker.proto.request_conv import forward_backward_request_to_proto
 from tinker.proto.response_conv import deserialize_forward_backward_output
 
 from marft_jax import cli
+from marft_jax.engine.engine import Engine
 from marft_jax.extras.gateway.tinker import command
 from marft_jax.extras.gateway.tinker import models as models_module
 from marft_jax.extras.gateway.tinker import sessions as sessions_module
@@ -99,8 +100,8 @@ def body(model, number, ids=TEXT, loss="cross_entropy", forward_only=False, conf
 
 
 @contextlib.contextmanager
-def served(folder, keys=KEYS, **options):
-    config = cli.configure({"model.base": "tiny", "model.context": 64})
+def served(folder, keys=KEYS, settings=None, **options):
+    config = cli.configure({"model.base": "tiny", "model.context": 64, **(settings or {})})
     options = {"rank": 8, "samplers": 2, "names": ["org/Name"], **options}
     with open_service(config, folder, **options) as service:
         with serving(make_app(service, keys, LIMITS._replace(body=200_000))) as url:
@@ -311,6 +312,59 @@ def test_old_weights_without_a_name_are_deleted_and_a_sampler_of_them_says_so(on
     one.fetch(one.post("asample", sampling_session_id=ids[1], **asked))
 
 
+def sampler_of(one, session, **weights):
+    """Makes a sampler; returns the fields of a call that samples with it."""
+    asked = dict(session_id=session, sampling_session_seq_id=0, **weights)
+    sampler = one.post("create_sampling_session", **asked)["sampling_session_id"]
+    prompt = {"chunks": [{"tokens": TEXT[:7], "type": "encoded_text"}]}
+    return {"sampling_session_id": sampler, "prompt": prompt, "sampling_params": {"max_tokens": 2}}
+
+
+def test_weights_that_cannot_be_loaded_fail_their_call_and_the_next_one_loads_them(
+    one, monkeypatch
+):
+    model, session = one.model(one.session()), one.session()
+    saved = one.post("save_weights_for_sampler", model_id=model, seq_id=1, path="here")
+    asked = sampler_of(one, session, model_path=one.fetch(saved)["path"])
+
+    def used(*_):
+        raise AssertionError("the slot is used")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Engine, "replace", used)
+        failed = one.fetch(one.post("asample", seq_id=0, **asked))
+        assert "the slot is used" in failed["error"] and failed["category"] == "server"
+    one.http.delete(f"training_runs/{model}/checkpoints/sampler_weights/here").raise_for_status()
+    one.post("asample", seq_id=1, status=404, **asked)
+    one.fetch(one.post("save_weights_for_sampler", model_id=model, seq_id=2, path="here"))
+    assert isinstance(one.fetch(one.post("asample", seq_id=1, **asked)), bytes)
+
+
+def test_a_call_that_is_cancelled_frees_its_slot_for_the_next_weights(one):
+    calls = []
+    for n in range(4):  # more than slots
+        model = one.model(one.session())
+        saved = one.post("save_weights_for_sampler", model_id=model, seq_id=1, path="here")
+        asked = sampler_of(one, one.session(), model_path=one.fetch(saved)["path"])
+        asked["sampling_params"] = {"max_tokens": 57, "stop": []}
+        calls.append(one.post("asample", seq_id=0, num_samples=64, **asked))
+        if n != 3:
+            one.post("cancel_future", status=204, request_id=calls[-1]["request_id"])
+    assert "Cancelled" in one.fetch(calls[0])["error"]
+    assert isinstance(one.fetch(calls[3]), bytes)
+
+
+def test_a_server_that_ends_drops_samples_that_nobody_will_fetch(tmp_path, one_device, monkeypatch):
+    steps, step = [], Engine.step
+    monkeypatch.setattr(Engine, "step", lambda self: [steps.append(1), step(self)][1])
+    with served(tmp_path, settings={"rollout.slots": 8}) as url:
+        one = Caller(url)
+        asked = sampler_of(one, one.session(), base_model="org/Name")
+        asked["sampling_params"] = {"max_tokens": 57, "stop": []}
+        one.post("asample", seq_id=0, num_samples=1024, **asked)
+    assert len(steps) < 50  # of 128 at least
+
+
 def test_a_compressed_body_is_read(one):
     model = one.model(one.session())
     packed = zstandard.ZstdCompressor().compress(body(model, 1))
@@ -369,6 +423,11 @@ def refusals(model, session):
         (body(model, 0), PROTO, 400, "numbered from 1"),
     ]
     yield from (("forward_backward", *one) for one in proto)
+    huge = pb.ForwardBackwardRequest(model_id=model, seq_id=1, loss_fn="cross_entropy")
+    tensor = huge.data.add().loss_fn_inputs["target_tokens"]
+    tensor.dtype, tensor.shape[:] = pb.DTYPE_INT64, [1, 1 << 40]
+    tensor.sparse_csr.crow_indices = np.zeros(2, np.int64).tobytes()
+    yield "forward_backward", huge.SerializeToString(), PROTO, 422, "as many values"
     image = pb.ForwardBackwardRequest(model_id=model, seq_id=1, loss_fn="cross_entropy")
     image.data.add().model_input.add().image.format = "png"
     yield "forward_backward", image.SerializeToString(), PROTO, 422, "encoded_text"
