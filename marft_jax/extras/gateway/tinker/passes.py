@@ -65,10 +65,6 @@ LOSSES: dict[str, _Kind] = {
     "dro": _Kind(_dro, usual={"beta": np.nan}),
     "gspo": _Kind(_gspo, ("logprobs", "advantages", "sequence_ratio_mask"), _CLIP),
 }
-_REFUSED = {
-    "stable_reinforce": "its objective is not published; use loss_fn=importance_sampling",
-    "custom": "losses of your own run in the client: forward_backward_custom with a function",
-}
 _SETTINGS = {*_CLIP, "beta"}
 
 
@@ -83,7 +79,8 @@ class Example(NamedTuple):
 def check_loss(asked: Pass) -> _Kind:
     """Finds a loss and checks its settings; raises ``BadInput``."""
     if asked.loss not in LOSSES:
-        why = _REFUSED.get(asked.loss, "it is unknown")
+        why = "its objective is not published; use loss_fn=importance_sampling"
+        why = why if asked.loss == "stable_reinforce" else "it is unknown"
         raise BadInput(f"loss_fn {asked.loss!r:.60}: {why} (offered: {', '.join(LOSSES)})")
     kind = LOSSES[asked.loss]
     known = _SETTINGS & {*kind.usual}

@@ -96,11 +96,12 @@ class Store:
         with whole_folder(folder / f"state-{number:09}") as draft:
             self.write_adapter(draft, adapter)
             jsonlines.write(draft / _FACTS, [json.dumps({**facts, "number": number})])
-        for older in _states(folder)[:-1]:
-            remove(older)
-        for file in folder.glob("calls/[0-9]*"):
-            if int(file.stem) <= number - _KEPT_CALLS:
-                file.unlink()
+        with contextlib.suppress(OSError):  # the state is there
+            for older in _states(folder)[:-1]:
+                remove(older)
+            for file in folder.glob("calls/[0-9]*"):
+                if int(file.stem) <= number - _KEPT_CALLS:
+                    file.unlink()
 
     def read_state(self, model: str) -> Adapter:
         """The newest state of a model."""
@@ -160,8 +161,9 @@ class Store:
             own = {"saved": saved, "time": time.time(), **facts}
             jsonlines.write(draft / _FACTS, [json.dumps(own)])
         if saved.kind == EPHEMERAL:
-            for old, _ in self.listed(saved.model, EPHEMERAL)[:-_KEPT_EPHEMERAL]:
-                self.delete(old)
+            with contextlib.suppress(OSError):
+                for old, _ in self.listed(saved.model, EPHEMERAL)[:-_KEPT_EPHEMERAL]:
+                    self.delete(old)
 
     def write_adapter(self, draft: Path, adapter: Adapter) -> None:
         learning.save(adapter, draft / _ADAPTER)

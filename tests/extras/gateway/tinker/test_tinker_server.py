@@ -245,6 +245,9 @@ def test_what_the_disk_cannot_keep_is_refused_and_may_be_sent_again(one, full, m
 
     with monkeypatch.context() as patched:
         patched.setattr(store_module, "remove", read_only)
+        assert "error" not in one.fetch(
+            one.step(model, 4)
+        )  # older states stay, and the step counts
         assert one.http.delete(checkpoint).status_code == 503
     assert one.post("weights_info", tinker_path=path)["lora_rank"] == 4
     one.http.delete(checkpoint).raise_for_status()
