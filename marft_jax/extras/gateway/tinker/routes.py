@@ -157,6 +157,7 @@ class _Gate:
         except TimeoutError:
             fields = {"type": "try_again", "request_id": id, "queue_state": "active"}
             return JSONResponse(fields, 408)
+        self._service.samples.fetched(id)
         return Response(found, media_type=_KINDS[not found.startswith(b"{")])
 
     async def complete(self, read: Read, request: Request) -> Response:

@@ -26,6 +26,7 @@ from marft_jax.sampling.batcher import Batcher
 from marft_jax.sampling.protocol import Completion
 
 _MOST_OPEN = 4096  # calls that are unanswered, or whose results may be fetched
+_KEPT = 256  # results that were fetched and may be fetched once more
 
 
 class _Weights(NamedTuple):
@@ -167,18 +168,16 @@ class Samples:
             raise ApiError(404, f"{saved.path} is deleted: {what}") from None
 
     def _make_room(self) -> None:
-        """Drops old results that nobody will fetch; raises ``ApiError``, 429, if there are none."""
-        if len(self._open) < _MOST_OPEN:
-            return
-        ended = {id for id, facts in [*self._sessions.all.items()] if facts.get("ended")}
+        """Drops results that nobody will fetch, but the newest; raises ``ApiError``, 429, if too
+        many calls are left."""
         over = [
             id for id, one in self._open.items()
-            if one.fetched or one.promise.done() and id.partition(":")[0] in ended
+            if one.fetched or one.promise.done() and self._sessions.has_ended(id)
         ]  # fmt: skip
-        if not over:
-            raise ApiError(429, "too many calls wait; try again later")
-        for id in over[: len(over) // 2 + 1]:
+        for id in over[:-_KEPT]:
             del self._open[id]
+        if len(self._open) >= _MOST_OPEN:
+            raise ApiError(429, "too many calls wait; try again later")
 
     async def _answer(self, sampler: str, asked: Asked, weights: _Weights | None) -> bytes:
         try:
@@ -216,10 +215,14 @@ class Samples:
             sample.promise.cancel()
 
     def promise(self, id: str, owner: str) -> asyncio.Task[bytes]:
-        """The result of a call, which is fetched now, and may be once more for a while; raises
-        ``ApiError``, 410, for one that is lost, as are those of a server that was started again."""
+        """The result of a call; raises ``ApiError``, 410, for one that is lost, as are those of a
+        server that was started again."""
         sample = self._open.get(id)
         if sample is None or sample.owner != owner:
             raise ApiError(410, f"request_id: {id!r:.120} is not known any more")
-        sample.fetched = sample.promise.done()
         return sample.promise
+
+    def fetched(self, id: str) -> None:
+        """Notes that a result was fetched; it may be fetched again for a while."""
+        if id in self._open:
+            self._open[id].fetched = True

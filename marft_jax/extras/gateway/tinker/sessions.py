@@ -47,13 +47,16 @@ class Sessions:
 
     def beat(self, request: types.SessionHeartbeatRequest, owner: str) -> dict[str, Any]:
         """Keeps a session alive, and ends others that have been silent for long."""
-        if self.find(request.session_id, owner).get("ended"):
+        if "ended" in self.find(request.session_id, owner):
             raise ApiError(410, f"session {request.session_id} has ended")
         self._beats[request.session_id] = now = time.time()
         for session, facts in [*self.all.items()]:
-            if not facts.get("ended") and now - self._beats[session] > _SILENT_SECONDS:
+            if "ended" not in facts and now - self._beats[session] > _SILENT_SECONDS:
                 self._end(session)
         return {"type": "session_heartbeat"}
+
+    def has_ended(self, sampler: str) -> bool:
+        return "ended" in self.all[sampler.partition(":")[0]]
 
     def finish(self, asked: Any, owner: str) -> None:
         self.find(asked["session"], owner)

@@ -26,6 +26,7 @@ from marft_jax import cli
 from marft_jax.engine.engine import Engine
 from marft_jax.extras.gateway.tinker import command
 from marft_jax.extras.gateway.tinker import models as models_module
+from marft_jax.extras.gateway.tinker import samples as samples_module
 from marft_jax.extras.gateway.tinker import sessions as sessions_module
 from marft_jax.extras.gateway.tinker import store as store_module
 from marft_jax.extras.gateway.tinker.client import serving
@@ -355,6 +356,23 @@ def test_a_call_that_is_cancelled_frees_its_slot_for_the_next_weights(one):
             one.post("cancel_future", status=204, request_id=calls[-1]["request_id"])
     assert "Cancelled" in one.fetch(calls[0])["error"]
     assert isinstance(one.fetch(calls[3]), bytes)
+
+
+def test_too_many_open_calls_are_refused_and_fetched_ones_make_room(
+    tmp_path, one_device, monkeypatch
+):
+    monkeypatch.setattr(samples_module, "_KEPT", 1)
+    monkeypatch.setattr(samples_module, "_MOST_OPEN", 3)
+    with served(tmp_path) as url:
+        one = Caller(url)
+        asked = sampler_of(one, one.session(), base_model="org/Name")
+        calls = [one.post("asample", seq_id=n, **asked) for n in range(3)]
+        told = one.post("asample", seq_id=3, status=429, **asked)
+        assert "try again later" in told["error"]["message"]
+        results = [one.fetch(call) for call in calls]
+        assert one.fetch(calls[2]) == results[2]  # once more
+        one.fetch(one.post("asample", seq_id=3, **asked))
+        one.fetch(calls[0], status=410)
 
 
 def test_a_server_that_ends_drops_samples_that_nobody_will_fetch(tmp_path, one_device, monkeypatch):
