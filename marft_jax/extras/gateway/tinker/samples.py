@@ -218,7 +218,7 @@ class Samples:
         """The result of a call; raises ``ApiError``, 410, for one that is lost, as are those of a
         server that was started again."""
         sample = self._open.get(id)
-        if sample is None or sample.owner != owner:
+        if sample is None or sample.owner != owner or sample.promise.cancelled():
             raise ApiError(410, f"request_id: {id!r:.120} is not known any more")
         return sample.promise
 
