@@ -7,7 +7,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, Self, TypeVar
 
 import numpy as np
 
@@ -25,32 +25,43 @@ class _Asked(NamedTuple):
     watch: Watch | None
 
 
-class Batcher:
-    """Answers requests of any thread, in the order they come; use it in a ``with``.
+class OwnThread:
+    """Runs ``_run`` in a thread while it is used in a ``with``. ``_changed`` guards what the thread
+    waits for; at the end ``_closing`` is set, and the ``with`` waits for the thread."""
+
+    def __init__(self, name: str) -> None:
+        self._changed, self._closing = threading.Condition(), False
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        with self._changed:
+            self._closing = True
+            self._changed.notify()
+        self._thread.join()
+
+    def _run(self) -> None:
+        raise NotImplementedError
+
+
+class Batcher(OwnThread):
+    """Answers requests of any thread, in the order they come; use it in a ``with``, which ends when
+    all that was asked is answered.
 
     Cancelling a future cancels its request.
     """
 
     def __init__(self, sampler: Sampler) -> None:
+        super().__init__("sampler")
         self.sampler = sampler
         self._incoming: deque[_Asked] = deque()
         self._asked: dict[int, _Asked] = {}
         self._between: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
         self._next: tuple[AdaptersOfBases, str, list[Future[None]]] | None = None
-        self._changed, self._closing = threading.Condition(), False
         self._failure: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, name="sampler", daemon=True)
-
-    def __enter__(self) -> Batcher:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        """Ends when all that was asked is answered."""
-        with self._changed:
-            self._closing = True
-            self._changed.notify()
-        self._thread.join()
 
     @property
     def alive(self) -> bool:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-import threading
 from collections import deque
 from collections.abc import Callable, Generator
 from concurrent.futures import Future
 from typing import NamedTuple
 
 from marft_jax.extras.gateway.errors import ApiError
+from marft_jax.sampling.batcher import OwnThread
 
 Working = Generator[int, None, bytes]
 """Work: it yields the tokens of each piece when this is done, and returns the result."""
@@ -24,30 +24,19 @@ class _Job(NamedTuple):
     promise: Future[bytes]
 
 
-class Worker:
-    """One thread that does the work of all clients; use it in a ``with``. It ends after the piece
-    that is being done.
+class Worker(OwnThread):
+    """One thread that does the work of all clients; use it in a ``with``, which ends when the piece
+    of work is done that it is at.
 
     A client is a key. The work of a client is done in the order in which it came. Among clients the
     next piece is that of whoever has had the fewest tokens, and the oldest among these.
     """
 
     def __init__(self) -> None:
+        super().__init__("learner")
         self._jobs = dict[str, deque[_Job]]()
         self._spent = dict[str, int]()
-        self._count, self._closing = 0, False
-        self._changed = threading.Condition()
-        self._thread = threading.Thread(target=self._run, name="learner", daemon=True)
-
-    def __enter__(self) -> Worker:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        with self._changed:
-            self._closing = True
-            self._changed.notify()
-        self._thread.join()
+        self._count = 0
 
     def submit(self, key: str, work: Work, promise: Future[bytes]) -> None:
         """Queues work of a client, whose result fulfils the promise."""
