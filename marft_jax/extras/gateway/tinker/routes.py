@@ -28,9 +28,8 @@ from marft_jax.extras.gateway.errors import ApiError
 from marft_jax.extras.gateway.paths import READS, Read
 from marft_jax.extras.gateway.tinker import wire
 from marft_jax.extras.gateway.tinker.completing import complete
-from marft_jax.extras.gateway.tinker.listing import Listing, saved_of, stamp
 from marft_jax.extras.gateway.tinker.models import CALLS
-from marft_jax.extras.gateway.tinker.service import Service
+from marft_jax.extras.gateway.tinker.service import Service, saved_of, stamp
 
 LIMITS = http.DEFAULT._replace(body=256 << 20, read_seconds=120.0)
 _KINDS = ("application/json", "application/x-protobuf")
@@ -55,7 +54,6 @@ def make_app(
     """
     gate = _Gate(service, [key.encode() for key in keys], limits)
     models, sessions, samples = service.models, service.sessions, service.samples
-    listing = Listing(models, sessions, service.store)
     run, saved = "training_runs/{run}", "training_runs/{run}/checkpoints/{kind}/{name}"
     verbs: dict[tuple[str, str], tuple[Any, _Verb]] = {
         ("POST", "client/config"): (dict, lambda q, o: {"sample_max_concurrent_requests": 1024}),
@@ -65,8 +63,8 @@ def make_app(
         ("POST", "session_heartbeat"): (types.SessionHeartbeatRequest, sessions.beat),
         ("POST", "sessions/{session}/finish"): (dict, sessions.finish),
         ("POST", "create_model"): (types.CreateModelRequest, models.create),
-        ("POST", "get_info"): (types.GetInfoRequest, listing.info),
-        ("POST", "weights_info"): (dict, listing.weights),
+        ("POST", "get_info"): (types.GetInfoRequest, service.info),
+        ("POST", "weights_info"): (dict, service.weights),
         ("POST", "create_sampling_session"): (
             types.CreateSamplingSessionRequest, samples.create_sampler,
         ),
@@ -76,16 +74,16 @@ def make_app(
             ("POST", kind): (bytes, functools.partial(models.call, kind))
             for kind in ("forward_backward", *CALLS)
         },
-        ("GET", "get_server_capabilities"): (dict, listing.capabilities),
-        ("GET", "sessions"): (dict, listing.list_sessions),
-        ("GET", "sessions/{session}"): (dict, listing.session),
-        ("GET", "samplers/{sampler:path}"): (dict, listing.sampler),
-        ("GET", "training_runs"): (dict, listing.runs),
-        ("GET", run): (dict, listing.run),
-        ("GET", "checkpoints"): (dict, listing.checkpoints),
-        ("GET", f"{run}/checkpoints"): (dict, listing.checkpoints),
-        ("DELETE", saved): (dict, listing.delete),
-        ("PUT", f"{saved}/ttl"): (dict, listing.set_ttl),
+        ("GET", "get_server_capabilities"): (dict, service.capabilities),
+        ("GET", "sessions"): (dict, service.list_sessions),
+        ("GET", "sessions/{session}"): (dict, service.session),
+        ("GET", "samplers/{sampler:path}"): (dict, service.sampler),
+        ("GET", "training_runs"): (dict, service.runs),
+        ("GET", run): (dict, service.run),
+        ("GET", "checkpoints"): (dict, service.checkpoints),
+        ("GET", f"{run}/checkpoints"): (dict, service.checkpoints),
+        ("DELETE", saved): (dict, service.delete),
+        ("PUT", f"{saved}/ttl"): (dict, service.set_ttl),
     }  # fmt: skip
     own = {
         ("GET", "healthz"): gate.health,
