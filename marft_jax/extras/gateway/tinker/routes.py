@@ -181,8 +181,8 @@ class _Gate:
         """Sends a file of external weights to whoever has its URL."""
         until, files = self._links.get(request.path_params["token"], (0.0, {}))
         file = files.get(request.path_params["file"])
-        if until < time.time() or file is None:
-            raise ApiError(403, "this URL has expired, or was never given")
+        if until < time.time() or file is None or not file.exists():
+            raise ApiError(403, "this URL has expired, was never given, or its weights are deleted")
         return FileResponse(file)
 
 

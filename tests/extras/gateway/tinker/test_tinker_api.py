@@ -326,7 +326,7 @@ def test_weights_are_listed_described_and_deleted(client, make):
     assert session in rest.list_sessions().result().sessions
 
 
-def test_external_weights_are_a_peft_folder_behind_signed_urls(client, make):
+def test_external_weights_are_a_peft_folder_behind_urls_without_a_key(client, make):
     import httpx
 
     training = make()
@@ -336,3 +336,5 @@ def test_external_weights_are_a_peft_folder_behind_signed_urls(client, make):
     config = httpx.get(urls["adapter_config.json"])
     assert config.json()["r"] == 4 and config.json()["lora_alpha"] == 32
     assert httpx.get(urls["adapter_config.json"][:-4] + "0000").status_code == 403
+    client.create_rest_client().delete_checkpoint_from_tinker_path(path).result()
+    assert httpx.get(urls["adapter_config.json"]).status_code == 403
