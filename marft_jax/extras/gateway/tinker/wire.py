@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
@@ -90,10 +91,10 @@ def dense(
     Raises:
         BadInput: the values do not fit.
     """
-    if places is None and np.prod(shape or [len(values)]) == len(values):
+    if places is None and math.prod(shape or [len(values)]) == len(values):
         return values.reshape(shape or -1)
     rows, columns = places or (np.zeros(0, int), np.zeros(0, int))
-    fits = len(shape) == 2 and len(rows) == shape[0] + 1 and np.prod(shape) <= _MOST_CELLS
+    fits = len(shape) == 2 and len(rows) == shape[0] + 1 and math.prod(shape) <= _MOST_CELLS
     fits = fits and rows[0] == 0 and rows[-1] == len(columns) == len(values)
     if not fits or (np.diff(rows) < 0).any() or not ((columns >= 0) & (columns < shape[1])).all():
         raise BadInput(f"a tensor: expected as many values as its shape has, got {shape!s:.80}")
