@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 import uuid
@@ -52,7 +53,8 @@ class Sessions:
         self._beats[request.session_id] = now = time.time()
         for session, facts in [*self.all.items()]:
             if "ended" not in facts and now - self._beats[session] > _SILENT_SECONDS:
-                self._end(session)
+                with contextlib.suppress(OSError):  # the disk's errors are no matter of this one
+                    self._end(session)
         return {"type": "session_heartbeat"}
 
     def has_ended(self, sampler: str) -> bool:
@@ -64,11 +66,11 @@ class Sessions:
 
     def _end(self, session: str) -> None:
         """Ends a session: its weights without a name go, models and saved weights stay."""
-        for old, _ in self._store.listed(f"{session}:*", EPHEMERAL):
-            self._store.delete(old)
         with self._lock:
             self.all[session]["ended"] = True
             self._store.write_session(session, self.all[session])
+        for old, _ in self._store.listed(f"{session}:*", EPHEMERAL):
+            self._store.delete(old)
 
     def add_sampler(self, id: str, base: str, saved: Saved | None) -> None:
         """Begins a sampling session with a base or saved weights."""

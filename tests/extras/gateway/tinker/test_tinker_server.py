@@ -292,6 +292,14 @@ def test_a_silent_session_ends_when_another_beats_and_its_model_goes_on(one, mon
     assert one.loss(one.backward(model, 1)) > 0
 
 
+def test_a_disk_that_cannot_end_a_silent_session_is_no_matter_of_another(one, full, monkeypatch):
+    silent, session = one.session(), one.session()
+    monkeypatch.setattr(sessions_module, "_SILENT_SECONDS", 0)
+    full.append("sessions")
+    one.post("session_heartbeat", session_id=session)
+    one.post("session_heartbeat", status=410, session_id=silent)
+
+
 def test_adapters_that_are_unused_go_to_the_disk_and_come_back(one, monkeypatch):
     monkeypatch.setattr(models_module, "_RESIDENT", 1)
     session, losses = one.session(), []
