@@ -36,7 +36,8 @@ from marft_jax.parallel import compilation  # noqa: E402
 from marft_jax.team.prompts import Team  # noqa: E402
 
 if PLAIN and jax.__version_info__ < (0, 11):  # later ones end at a flag that they no longer have
-    os.environ.setdefault("XLA_FLAGS", "--xla_cpu_use_fusion_emitters=false")
+    flags = "--xla_cpu_use_fusion_emitters=false", "--xla_cpu_parallel_codegen_split_count=1"
+    os.environ.setdefault("XLA_FLAGS", " ".join(flags))
 jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
