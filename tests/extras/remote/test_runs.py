@@ -79,23 +79,25 @@ def metrics(run):
 def test_each_of_two_processes_asks_for_its_share_and_one_without_proof_ends_both(
     base, server, tmp_path
 ):
-    logs = [tmp_path / f"{i}.log" for i in range(2)]
-    both = start_two(tmp_path / "two", base, [server.url] * 2, logs, "--run.steps", "2")
-    assert [one.wait(300) for one in both] == [0, 0], [log.read_text() for log in logs]
-    alone = start(tmp_path / "one", base, server.url, logs[0], "--run.steps", "2")
-    assert alone.wait(300) == 0, logs[0].read_text()
+    """From the fourth step on the second process's server has adapters that do nothing."""
+    logs = [tmp_path / f"{i}.log" for i in range(3)]
+    with proxied.Proxy(server.url, tmp_path / "kept") as proxy:
+        # two are measured at the start, and each step has two
+        proxy.fault = proxied.changed_files(no_more_after(8, proxied.without("")))
+        urls = [server.url, proxy.url]
+        both = start_two(tmp_path / "two", base, urls, logs[:2], "--run.steps", "5")
+        assert [one.wait(300) for one in both] == [1, 1], [log.read_text() for log in logs[:2]]
+    assert all("adapters did not arrive" in log.read_text() for log in logs[:2])
+    assert not server.places
+    alone = start(tmp_path / "one", base, server.url, logs[2], "--run.steps", "3")
+    assert alone.wait(300) == 0, logs[2].read_text()
     for two, one in zip(metrics(tmp_path / "two"), metrics(tmp_path / "one"), strict=True):
         names = [n for n in one if n.startswith(("reward", "agent", "episode", "tokens/action"))]
         np.testing.assert_allclose(
             [two[n] for n in names], [one[n] for n in names], rtol=1e-3, atol=1e-5, err_msg=names
         )
-    assert metrics(tmp_path / "two")[0]["reward/std"] > 0 and not server.places
-    with proxied.Proxy(server.url, tmp_path / "kept") as proxy:
-        proxy.fault = proxied.changed_files(no_more_after(4, proxied.without("")))
-        both = start_two(tmp_path / "two", base, [server.url, proxy.url], logs, "--run.steps", "4")
-        assert [one.wait(300) for one in both] == [1, 1], [log.read_text() for log in logs]
-    assert all("adapters did not arrive" in log.read_text() for log in logs)
     assert [row["step"] for row in metrics(tmp_path / "two")] == [1, 2, 3]
+    assert metrics(tmp_path / "two")[0]["reward/std"] > 0 and not server.places
 
 
 def no_more_after(files, change):
