@@ -120,7 +120,7 @@ def test_the_expected_update_is_the_gradient_of_the_expected_reward(enumerated):
     def expected(adapters):
         return (jnp.exp(logprobs_of(adapters, own)) * jnp.asarray(rewards, jnp.float32)).sum()
 
-    exact = -flat(jax.grad(expected)(policy().state.adapters))
+    exact = -flat(jax.jit(jax.grad(expected))(policy().state.adapters))
     ours = gradient(data_under(turns_of(own, under)), q * rewards)
     plain = gradient(data_under(turns_of(own, {})), q * rewards)
     cosines = [x @ exact / np.linalg.norm(x) / np.linalg.norm(exact) for x in (ours, plain)]

@@ -139,7 +139,7 @@ def reference(policy, adapter, data, name):
             told.append((logprobs, loss))
         return sums, told
 
-    gradient, told = jax.grad(total, has_aux=True)(adapter.factors)
+    gradient, told = jax.jit(jax.grad(total, has_aux=True))(adapter.factors)
     return told, gradient
 
 
