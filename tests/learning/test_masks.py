@@ -108,7 +108,8 @@ def enumerated(request):
     """(what masks, all actions with their masks, their probabilities, a reward for each)."""
     under = UNDER[request.param]
     own = actions(under)
-    q = np.exp(np.asarray(logprobs_of(policy().state.adapters, own), np.float64))
+    logprobs = jax.jit(lambda adapters: logprobs_of(adapters, own))(policy().state.adapters)
+    q = np.exp(np.asarray(logprobs, np.float64))
     assert len(own) == {"choices": 4, "form": 12}[request.param]
     assert q.sum() == pytest.approx(1, abs=1e-5)
     return under, own, q, np.random.default_rng(len(own)).normal(size=len(own))

@@ -242,6 +242,7 @@ def test_chunks_stay_exact_where_all_keys_are_alike():
 def test_sequences_of_a_row_are_computed_as_if_each_were_alone(name, spans, owner_of_each):
     """Their values, and by gradient: no token has one from another sequence of its row."""
     ends, places = row_of(*spans)
+    ends = np.concatenate([ends, np.arange(len(ends), 150)])  # rows of one length: one program
     t, owners = len(ends), np.full((1, len(ends)), -1)
     tokens = np.random.default_rng(3).permutation(264)[None, :t]  # each its own embedding
     for own, owner in zip(places, owner_of_each, strict=True):
