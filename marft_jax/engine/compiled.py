@@ -22,6 +22,7 @@ from marft_jax.engine import kv_cache as cache_lib
 from marft_jax.engine.kv_cache import SETTINGS, Slots, SlotSampling
 from marft_jax.engine.sample import sample
 from marft_jax.models import decoder, lora
+from marft_jax.models.decoder_config import Cache, DecoderConfig
 from marft_jax.models.parts.attention import attend_cache
 from marft_jax.models.parts.part import Reading
 from marft_jax.parallel import compilation
@@ -151,7 +152,7 @@ class EnginePrograms(NamedTuple):
 
 
 def programs(
-    config: decoder.DecoderConfig,
+    config: DecoderConfig,
     graphdef: Any,
     mesh: Mesh,
     shape: Shape,
@@ -252,11 +253,11 @@ def _read_prompts(
     graphdef: Any,
     base: decoder.Base,
     adapters: lora.FusedAdapters,
-    cache: decoder.Cache,
+    cache: Cache,
     p: PromptRows,
     read: int,
     places: int,
-) -> tuple[Array, decoder.Cache]:
+) -> tuple[Array, Cache]:
     """Hidden states of the prompts' tokens, and their keys and values of each layer."""
     t = p.tokens_BT.shape[1]
     positions_BT = p.starts_B[:, None] + jnp.arange(t)[None]

@@ -20,6 +20,7 @@ from marft_jax.engine.compiled import PromptRows, Shape, empty_prompts, programs
 from marft_jax.engine.kv_cache import Slots
 from marft_jax.engine.schedule import Entry, Group, Schedule
 from marft_jax.models import decoder, lora
+from marft_jax.models.decoder_config import DecoderConfig
 from marft_jax.parallel import mesh as mesh_lib
 from marft_jax.sampling.constraints import Constraint, Forms, constraint_of
 from marft_jax.sampling.protocol import Capabilities, Completion, Request
@@ -48,7 +49,7 @@ class Engine:
 
     def __init__(
         self,
-        config: decoder.DecoderConfig,
+        config: DecoderConfig,
         graphdef: Any,
         base: decoder.Base,
         mesh: Mesh,

@@ -12,7 +12,7 @@ from jax import Array
 from jax.sharding import Mesh
 from jax.typing import DTypeLike
 
-from marft_jax.models.decoder import Cache, DecoderConfig
+from marft_jax.models.decoder_config import Cache, DecoderConfig
 from marft_jax.parallel import mesh as mesh_lib
 
 

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 
 from marft_jax.learning.settings import LearnerSettings
 from marft_jax.models import lora
-from marft_jax.models.decoder import DecoderConfig
+from marft_jax.models.decoder_config import DecoderConfig
 
 
 class Critic(NamedTuple):

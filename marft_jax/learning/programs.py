@@ -23,7 +23,7 @@ from marft_jax.learning.settings import Clipped, LearnerSettings, Reinforce, Tok
 from marft_jax.learning.state import EMA, PolicyState, TrainState, Version
 from marft_jax.learning.values import CriticSpec, forward, score
 from marft_jax.models import lora
-from marft_jax.models.decoder import DecoderConfig
+from marft_jax.models.decoder_config import DecoderConfig
 from marft_jax.parallel import compilation
 from marft_jax.parallel import mesh as mesh_lib
 from marft_jax.random_keys import Stream

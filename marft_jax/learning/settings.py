@@ -20,7 +20,7 @@ from marft_jax.setting import Count, Fraction, Natural, NonNegative, Positive, s
 from marft_jax.types import MAIN
 
 if TYPE_CHECKING:
-    from marft_jax.models.decoder import DecoderConfig
+    from marft_jax.models.decoder_config import DecoderConfig
 
 _TINY_LR = 1e-3
 _PAID = "algo.reward_coef"

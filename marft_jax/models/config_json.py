@@ -12,7 +12,7 @@ from typing import Any
 from marft_jax.errors import BadInput
 from marft_jax.formats.foreign import readable
 from marft_jax.models.checked import positive
-from marft_jax.models.decoder import DecoderConfig
+from marft_jax.models.decoder_config import DecoderConfig
 from marft_jax.models.families import FAMILIES, SOFT_CAPS, Family, dense
 from marft_jax.models.names import Spelling
 from marft_jax.models.rope import rope_settings

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from marft_jax.errors import BadInput
 from marft_jax.models.checked import positive
-from marft_jax.models.decoder import DecoderConfig, LayerConfig
+from marft_jax.models.decoder_config import DecoderConfig, LayerConfig
 from marft_jax.models.gemma4 import GEMMA4, gemma4
 from marft_jax.models.hybrids import LFM2, QWEN3_5, QWEN3_5_EXPERTS, hybrid, qwen3_5
 from marft_jax.models.ops.products import Activation

@@ -8,7 +8,7 @@ from typing import Any
 
 from marft_jax.errors import BadInput
 from marft_jax.models.checked import positive
-from marft_jax.models.decoder import DecoderConfig
+from marft_jax.models.decoder_config import DecoderConfig
 from marft_jax.models.parts.dense import DenseConfig
 from marft_jax.models.parts.dense_and_experts import DenseAndExpertsConfig
 from marft_jax.models.parts.layer_output import LayerOutputConfig

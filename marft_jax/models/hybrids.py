@@ -8,7 +8,7 @@ from typing import Any
 
 from marft_jax.errors import BadInput
 from marft_jax.models.checked import positive
-from marft_jax.models.decoder import DecoderConfig
+from marft_jax.models.decoder_config import DecoderConfig
 from marft_jax.models.parts.delta_net import DeltaNetConfig
 from marft_jax.models.parts.part import Mixer
 from marft_jax.models.parts.short_conv import ShortConvConfig

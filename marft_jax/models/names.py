@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Literal
 
-from marft_jax.models.decoder import DecoderConfig
+from marft_jax.models.decoder_config import DecoderConfig
 from marft_jax.models.parts.part import Names
 
 Spelling = Literal["hf", "gguf"]

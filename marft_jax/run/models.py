@@ -18,7 +18,7 @@ from marft_jax import config as config_lib
 from marft_jax.config import Config, Model, with_context
 from marft_jax.learning.settings import LearnerSettings, resolve, resolved
 from marft_jax.learning.state_parts import StatePart, find_state_parts
-from marft_jax.models.decoder import DecoderConfig
+from marft_jax.models.decoder_config import DecoderConfig
 from marft_jax.models.lora import Adapters, check_targets, named
 from marft_jax.models.weights.load import BaseModel, load_base
 from marft_jax.parallel import compilation, processes

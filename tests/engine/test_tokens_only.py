@@ -12,7 +12,7 @@ import small
 from test_engine import asks
 
 from marft_jax.learning.logprobs import _score, _score_once
-from marft_jax.models.decoder import Vocabulary
+from marft_jax.models.vocabulary import Vocabulary
 
 GAPS = {
     "rows beyond the tokenizer": ((200, 264),),

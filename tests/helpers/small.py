@@ -23,7 +23,7 @@ from marft_jax.learning.credit import make_credit
 from marft_jax.learning.rows import Level
 from marft_jax.learning.settings import Appo
 from marft_jax.models import decoder, lora
-from marft_jax.models.decoder import DecoderConfig
+from marft_jax.models.decoder_config import DecoderConfig
 from marft_jax.models.families import dense
 from marft_jax.models.tokenizers.tokenizer import ByteTokenizer, Tokenizer
 from marft_jax.models.weights.load import BaseModel, abstract_decoder, fill, shapes_of

@@ -24,7 +24,7 @@ from marft_jax.interop import peft
 from marft_jax.interop.initial import initial_adapters
 from marft_jax.models import lora
 from marft_jax.models.config_json import read_config
-from marft_jax.models.decoder import DecoderConfig
+from marft_jax.models.decoder_config import DecoderConfig
 from marft_jax.models.families import FAMILIES, dense, multipliers
 from marft_jax.models.rope import RopeScaling
 from marft_jax.models.tokenizers.tokenizer import ByteTokenizer, from_directory

@@ -38,6 +38,7 @@ from marft_jax.learning.programs import objective_of
 from marft_jax.learning.settings import SETTINGS
 from marft_jax.learning.values import CriticSpec
 from marft_jax.models import decoder, lora
+from marft_jax.models.vocabulary import Vocabulary
 from marft_jax.sampling.protocol import Request
 from marft_jax.types import MAIN, Sampling
 
@@ -305,7 +306,7 @@ def test_the_spared_product_gives_the_gradient_of_capped_and_divided_logits(mask
     targets, heat = rng.integers(0, 20, (3, 5)), jnp.full((3, 5), 0.7)
     never = masked & (rng.random((3, 5, 20)) < 0.6) & (np.arange(20) != targets[..., None])
     own = {"never": jnp.asarray(never)} if masked else {}
-    vocabulary = decoder.Vocabulary(matrix, divisor=1.5, cap=2.0, **own)
+    vocabulary = Vocabulary(matrix, divisor=1.5, cap=2.0, **own)
     fixed = vocabulary, targets, heat
 
     def gradient(score, of):

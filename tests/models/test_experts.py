@@ -28,7 +28,7 @@ from marft_jax.learning.algorithms import find_algorithm
 from marft_jax.learning.learner import Learner
 from marft_jax.learning.settings import SETTINGS, resolve
 from marft_jax.models import config_json, decoder, lora
-from marft_jax.models.decoder import DecoderConfig
+from marft_jax.models.decoder_config import DecoderConfig
 from marft_jax.models.names import paths_by_name
 from marft_jax.models.ops import experts
 from marft_jax.models.ops.platforms import FORMS

@@ -21,7 +21,7 @@ from safetensors.numpy import save_file
 
 from marft_jax.interop.peft import Factors, sees_images
 from marft_jax.models.config_json import sizes_of, text_settings
-from marft_jax.models.decoder import DecoderConfig
+from marft_jax.models.decoder_config import DecoderConfig
 from marft_jax.models.lora import UNEMBED, matrix_of
 from marft_jax.models.parts.attention import AttentionConfig
 from marft_jax.models.parts.dense import DenseConfig

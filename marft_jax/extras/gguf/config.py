@@ -13,7 +13,7 @@ from marft_jax.errors import BadInput
 from marft_jax.extras.gguf.tensors import GGUF, ROPE_FREQS, shape_of, unpack
 from marft_jax.formats.foreign import readable
 from marft_jax.models import config_json, families
-from marft_jax.models.decoder import DecoderConfig
+from marft_jax.models.decoder_config import DecoderConfig
 from marft_jax.models.rope import RopeScaling, rope_scaling
 
 _NAMES = (

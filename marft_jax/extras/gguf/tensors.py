@@ -22,7 +22,7 @@ from gguf.quants import dequantize
 
 from marft_jax.errors import BadInput
 from marft_jax.formats.foreign import readable
-from marft_jax.models.decoder import DecoderConfig, LayerConfig
+from marft_jax.models.decoder_config import DecoderConfig, LayerConfig
 from marft_jax.models.names import source_name, unread_names
 from marft_jax.models.ops import blocks
 from marft_jax.models.parts.delta_net import DeltaNetConfig

@@ -27,7 +27,7 @@ from marft_jax.config import Algo
 from marft_jax.extras.planning.chips import Chip
 from marft_jax.extras.planning.compile import Compiled, PlannedRun, per_chip, prompt_rows
 from marft_jax.learning.rows import Rows
-from marft_jax.models.decoder import DecoderConfig
+from marft_jax.models.decoder_config import DecoderConfig
 from marft_jax.models.lora import adapted, shape_of
 from marft_jax.parallel import mesh as mesh_lib
 from marft_jax.parallel import processes

@@ -22,7 +22,8 @@ from jax.sharding import PartitionSpec as P
 
 from marft_jax.config import Model as ModelSettings
 from marft_jax.errors import BadInput
-from marft_jax.models.decoder import Base, Decoder, DecoderConfig
+from marft_jax.models.decoder import Base, Decoder
+from marft_jax.models.decoder_config import DecoderConfig
 from marft_jax.models.ops import blocks
 from marft_jax.models.ops.attention import causal_attention
 from marft_jax.models.ops.attention_choice import attention_on

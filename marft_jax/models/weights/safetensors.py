@@ -15,7 +15,7 @@ from safetensors import SafetensorError, safe_open
 
 from marft_jax.errors import BadInput
 from marft_jax.formats.foreign import read_settings, readable
-from marft_jax.models.decoder import DecoderConfig
+from marft_jax.models.decoder_config import DecoderConfig
 from marft_jax.models.names import unread_names
 from marft_jax.models.weights.layout import FP8, MXFP4, Stored, expert_rows, layouts
 

@@ -13,7 +13,7 @@ import numpy as np
 from marft_jax.errors import BadInput, reason
 from marft_jax.formats.foreign import read_settings
 from marft_jax.models import config_json
-from marft_jax.models.decoder import DecoderConfig
+from marft_jax.models.decoder_config import DecoderConfig
 from marft_jax.models.tokenizers.tokenizer import ByteTokenizer, Tokenizer
 from marft_jax.plugins import EXTRAS, load_extra
 

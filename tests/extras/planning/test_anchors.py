@@ -12,7 +12,7 @@ import pytest
 from marft_jax.extras.planning import anchors, cost
 from marft_jax.extras.planning.chips import GPUS, TPUS
 from marft_jax.models import config_json
-from marft_jax.models.decoder import DecoderConfig
+from marft_jax.models.decoder_config import DecoderConfig
 from marft_jax.models.families import dense
 
 _shape = functools.partial(dense, max_position=8192)
