@@ -259,6 +259,8 @@ class Mirror(Place):
         def call() -> None:
             with contextlib.suppress(FileNotFoundError):
                 self._fs.rm_file(self._at(name))
+                self._fs.info(self._at(name))
+                raise OSError(f"{name}: expected nothing there after it was deleted")
 
         for name in sorted(names, key=lambda name: not name.endswith(MANIFEST)):
             self._try(call)

@@ -229,6 +229,21 @@ def test_a_store_that_keeps_nobody_out_or_cannot_be_written_is_refused(kind):
             pass
 
 
+def test_a_deletion_that_is_lost_is_made_again(elsewhere):
+    left = [2]
+
+    def lose(name, path, write):
+        if name == "delete" and path.endswith("manifest.json") and left[0]:
+            left[0] -= 1
+        else:
+            write()
+
+    with fault(lose):
+        train(owner(), 8)
+    elsewhere()
+    assert newest(reader()) == 8 and left == [0]
+
+
 @pytest.mark.parametrize("kind", ["refused", "lost", "short", "wrong credentials"])
 def test_a_write_that_fails_for_a_while_is_made_again(kind, elsewhere):
     left, opened = [3], Bucket.opened
