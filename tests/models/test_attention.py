@@ -477,7 +477,7 @@ def test_remat_changes_memory_and_not_gradients():
 
 def test_few_rows_and_many_give_the_same_product():
     x, kernel = draw(0, 200, 24), draw(1, 40, 24)
-    many, few = decoder.product(x, kernel), decoder.product(x[:5], kernel)
+    many, few = products.product(x, kernel), products.product(x[:5], kernel)
     np.testing.assert_allclose(many[:5], few, rtol=1e-5, atol=1e-5)
     np.testing.assert_allclose(many, x @ kernel.T, rtol=1e-5, atol=1e-5)
 
@@ -488,7 +488,7 @@ def test_a_product_of_halves_is_rounded_once_and_so_are_its_gradients(rows):
     x, kernel, d = (
         x.astype(jnp.bfloat16) for x in (draw(0, rows, 512), draw(1, 96, 512), draw(2, rows, 96))
     )
-    y, backward = jax.vjp(decoder.product, x, kernel)
+    y, backward = jax.vjp(products.product, x, kernel)
     whole_x, whole_kernel, whole_d = (np.asarray(z, np.float64) for z in (x, kernel, d))
     expected = whole_x @ whole_kernel.T, whole_d @ whole_kernel, whole_d.T @ whole_x
     for got, exact in zip((y, *backward(d)), expected, strict=True):
