@@ -226,8 +226,8 @@ class Update(Section):
     microbatch_tokens: Count = 8192
     """Tokens in one forward and backward pass. Gradients are accumulated over a minibatch."""
     reuse: bool = True
-    """Computes a prefix only once where turns in one row share it; a multiple of 64 tokens where
-    the base has layers with a recurrent state."""
+    """Computes a prefix only once where turns in one row share it; up to a multiple of 64 tokens
+    where the base has layers with a recurrent state."""
     max_grad_norm: NonNegative = 0.5
     """Clips the gradient of each adapter and of each value head to this norm."""
     agent_interval: Natural = 0

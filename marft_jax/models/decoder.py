@@ -198,16 +198,12 @@ class Decoder(nnx.Module):
             scan = functools.partial(
                 self._scan, segment, own, run, rope=rope, lora=lora, owners=owners, inputs=inputs
             )
-            sources = [c.layers[segment.first + j].mixer.source for j in range(segment.period)]
-            read = [layer for layer in sources if layer is not None]
-            if not read:
-                given = cache and cache[len(kept) :][: segment.period]
-                x_BTD, new = scan(x_BTD, given)
+            if segment.sources:
+                places = [where[layer] for layer in segment.sources]
+                x_BTD, _ = scan(x_BTD, None, [(kept[n].turned(), i) for n, i in places])
+            else:
+                x_BTD, new = scan(x_BTD, cache and cache[len(kept) :][: segment.period])
                 kept += new
-                continue
-            places = [where[layer] for layer in read]
-            earlier = [(kept[n].turned(), i) for n, i in places]
-            x_BTD, _ = scan(x_BTD, None, earlier)
         return x_BTD, kept
 
     def _scan(
@@ -228,9 +224,10 @@ class Decoder(nnx.Module):
 
         Args:
             cache: of each place.
-            earlier: what the layers of each place read instead, of one layer.
+            earlier: what the layers of each place read instead: stacked, with turned keys, and the
+                number of the layer.
         """
-        c, (first, p, periods) = self.config, segment
+        c, (first, p, periods, _) = self.config, segment
         parts = (nnx.split(block, _of_experts, ...) for block in blocks)
         graphdefs, experts, weights = zip(*parts, strict=True)
         kinds = [

@@ -46,11 +46,16 @@ class LayerConfig(NamedTuple):
 
 
 class Segment(NamedTuple):
-    """Layers that are scanned where layers are stacked: ``periods`` times ``period`` layers."""
+    """Layers that are scanned where layers are stacked: ``periods`` times ``period`` layers.
+
+    Attributes:
+        sources: the earlier layer whose cache each place reads; empty where all have their own.
+    """
 
     first: int
     period: int
     periods: int
+    sources: tuple[int, ...] = ()
 
     @property
     def end(self) -> int:
@@ -191,16 +196,16 @@ class DecoderConfig:
             sliding = self.sliding[first : first + len(layers)]
             matrices = [(layer.matrices(), layer.mixer.source) for layer in layers]
             with_kinds = _period(list(zip(matrices, sliding, strict=True)))
-            # layers that read another's cache read one of their kind
             p = with_kinds if with_kinds <= _SHORT_PERIOD else _period(matrices)
-            found.append(Segment(first, p, len(layers) // p))
+            sources = (layer.mixer.source for layer in layers[:p])
+            read = tuple(source for source in sources if source is not None)
+            found.append(Segment(first, p, len(layers) // p, read))
         return tuple(found)
 
     @property
     def kept(self) -> list[range]:
         """The layers of each place, where they have caches of their own."""
-        own = (x for x in self.segments if self.layers[x.first].mixer.source is None)
-        return [place for segment in own for place in segment.places]
+        return [place for own in self.segments if not own.sources for place in own.places]
 
     @property
     def repeats(self) -> bool:

@@ -9,6 +9,7 @@ from typing import Any
 from marft_jax.errors import BadInput
 from marft_jax.models.checked import positive
 from marft_jax.models.decoder_config import DecoderConfig
+from marft_jax.models.ops.state import CHUNK
 from marft_jax.models.parts.delta_net import DeltaNetConfig
 from marft_jax.models.parts.part import Mixer
 from marft_jax.models.parts.short_conv import ShortConvConfig
@@ -65,7 +66,7 @@ def _usual_lfm2(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _lfm2(config: Mapping[str, Any], source: str) -> dict[str, Any]:
-    taps = positive(config["conv_L_cache"], "conv_L_cache", 1 << 10, source)
+    taps = positive(config["conv_L_cache"], "conv_L_cache", CHUNK, source)
     return {
         "mixer": ShortConvConfig(config["hidden_size"], taps),
         "is_recurrent": _recurrent_layers(config, "conv", source),
@@ -82,8 +83,8 @@ def _usual_qwen3_5(config: Mapping[str, Any]) -> dict[str, Any]:
 def qwen3_5(config: Mapping[str, Any], source: str) -> dict[str, Any]:
     """Sizes of the delta nets, and the layers that have them."""
 
-    def size(name: str, default: int) -> int:
-        return positive(config.get(f"linear_{name}", default), f"linear_{name}", 1 << 14, source)
+    def size(name: str, default: int, most: int = 1 << 14) -> int:
+        return positive(config.get(f"linear_{name}", default), f"linear_{name}", most, source)
 
     mixer = DeltaNetConfig(
         config["hidden_size"],
@@ -91,7 +92,7 @@ def qwen3_5(config: Mapping[str, Any], source: str) -> dict[str, Any]:
         size("num_value_heads", 32),
         size("key_head_dim", 128),
         size("value_head_dim", 128),
-        size("conv_kernel_dim", 4),
+        size("conv_kernel_dim", 4, CHUNK),  # a shared prefix has at least that many tokens
     )
     if mixer.n_value_heads % mixer.n_key_heads:
         raise BadInput(

@@ -158,7 +158,7 @@ def one_by_one(tokens: delta.Writes, state, begins_BT):
 def test_chunks_are_the_recurrence_from_a_given_state():
     tokens, t = delta_inputs(150), 150
     start = jnp.asarray(np.random.default_rng(1).normal(size=(2, 3, 8, 12)), jnp.float32)
-    found = jax.jit(delta.chunked)(tokens, start, jnp.full((2, t), t - 1))[:2]
+    found = jax.jit(delta.chunked)(tokens, start)[:2]
     expected = one_by_one(tokens, start, np.zeros((2, t), bool))
     chex.assert_trees_all_close(found, expected, rtol=2e-4, atol=2e-4)
 
@@ -225,7 +225,7 @@ def test_chunks_stay_exact_where_all_keys_are_alike():
     alike = jnp.broadcast_to(jnp.eye(8)[0], tokens.k.shape)
     tokens = tokens._replace(k=alike, beta=0.999 + 0 * tokens.beta, log_decay=0 * tokens.beta)
     state = jnp.ones((2, 3, 8, 12))
-    found = jax.jit(delta.chunked)(tokens, state, jnp.full((2, 128), 127))[:2]
+    found = jax.jit(delta.chunked)(tokens, state)[:2]
     expected = one_by_one(tokens, state, np.zeros((2, 128), bool))
     chex.assert_trees_all_close(found, expected, rtol=1e-4, atol=1e-4)
 

@@ -62,30 +62,30 @@ class _Chunk(NamedTuple):
 
 
 def chunked(
-    tokens: Writes, state_BHCC: Array | None, until_BT: Array, snapshot_B: Array | None = None
+    tokens: Writes, state_BHCC: Array | None, snapshot_B: Array | None = None
 ) -> tuple[Array, Array, Array | None]:
-    """Outputs of whole rows, and the states after the last token and before ``snapshot_B``.
+    """Outputs of rows of one sequence, and the states after the last token and before
+    ``snapshot_B``.
 
     Args:
         state_BHCC: before the first token; None for zeros.
-        until_BT: index of the last token that reads this one; with a state, all read all.
         snapshot_B: beginning of a chunk of each row.
     """
     state = _zeros(tokens) if state_BHCC is None else state_BHCC
+    b, _, t = tokens.beta.shape
+    chunks = _split(tokens, jnp.full((b, t), t - 1))
 
     def step(carried: Any, chunk: _Chunk) -> tuple[Any, Array]:
-        state, until_B, snapshot = carried
+        state, snapshot = carried
         if snapshot_B is not None:
             here_B = (snapshot_B == chunk.first)[:, None, None, None]
             snapshot = jnp.where(here_B, state, snapshot)
-        state, out = _chunk(state, until_B, chunk)
-        return (state, chunk.until_BT[:, -1], snapshot), out
+        state, out = _chunk(state, chunk.until_BT[:, 0], chunk)  # all read all; padding is last
+        return (state, snapshot), out
 
-    each = _split(tokens, until_BT)
-    all_B = jnp.full(len(until_BT), jnp.iinfo(jnp.int32).max)
-    start = state, all_B, None if snapshot_B is None else state
-    (state, _, snapshot), out = jax.lax.scan(step, start, each)
-    return _joined(out, until_BT.shape[1]), state, snapshot
+    start = state, None if snapshot_B is None else state
+    (state, snapshot), out = jax.lax.scan(step, start, chunks)
+    return _joined(out, t), state, snapshot
 
 
 def branched(tokens: Writes, until_BT: Array, before_BN: Array) -> Array:

@@ -131,7 +131,7 @@ class DeltaNet(nnx.Module):
             elif reading.before_BN is not None:
                 out = branched(tokens, reading.until_BT, reading.before_BN)
             else:
-                out, memory, before = chunked(tokens, memory, reading.until_BT, reading.snapshot_B)
+                out, memory, before = chunked(tokens, memory, reading.snapshot_B)
         out_BTHC = keep(out.swapaxes(1, 2).astype(x_BTD.dtype))
         gate = keep(self.in_proj_z(x_BTD, adapters)).reshape(out_BTHC.shape)
         out_BTHC = self.norm(out_BTHC) * jax.nn.silu(gate.astype(jnp.float32))
