@@ -4,6 +4,7 @@
     python scripts/benchmark.py --model qwen2.5-1.5b --dtype bfloat16 --rows 64
     python scripts/benchmark.py --model experts --peer hf  # the same work in transformers + peft
     python scripts/benchmark.py --model FOLDER --peer vllm --url http://127.0.0.1:8000
+    python scripts/benchmark.py --only "update, 8 rows" --scopes    # where its time goes
     python scripts/benchmark.py --json > results.json
 
 The matmul peak and the memory bandwidth are measured right before each work, and a peer runs in
@@ -23,6 +24,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+import benchmark_scopes as scopes
 import jax
 import jax.numpy as jnp
 from benchmark_works import (
@@ -73,6 +75,7 @@ class Result(NamedTuple):
         python_ms: of the host between two steps of decoding, while the device waits.
         limits: measured right before.
         peer: the peer's tokens/s, in turn.
+        scopes: where the time of a further run went.
     """
 
     tokens_per_s: float
@@ -83,6 +86,7 @@ class Result(NamedTuple):
     python_ms: float | None
     limits: Limits
     peer: float | None
+    scopes: scopes.Times | None = None
 
 
 def timed(runs: Sequence[Callable[[], float | None]], repeats: int) -> list[tuple[float, float]]:
@@ -206,6 +210,8 @@ def main() -> None:
     parser.add_argument("--peer", choices=["hf", "vllm"], help="also measure the same work there")
     served = "address of vLLM, and names of adapters there; without any, its base is measured"
     parser.add_argument("--url", nargs="+", metavar=("URL", "NAME"), help=served)
+    profiled = "also profile a run of each, and say where its time goes"
+    parser.add_argument("--scopes", action="store_true", help=profiled)
     parser.add_argument("--json", action="store_true")
     own = parser.parse_args()
     processes.start(config_lib.Mesh())
@@ -233,8 +239,11 @@ def main() -> None:
     results = {}
     for name in wanted:
         best = limits(jnp.dtype(own.dtype))
-        work = todo[name]()
-        result = measure(work._replace(peer=peers.get(name, work.peer)), best, own.repeats)
+        with scopes.known() as names:
+            work = todo[name]()
+            result = measure(work._replace(peer=peers.get(name, work.peer)), best, own.repeats)
+        if own.scopes:
+            result = result._replace(scopes=scopes.times(work.run, names))
         results[name] = result
         than = f", peer {result.peer:.0f}" if result.peer else ""
         say(
@@ -252,6 +261,9 @@ def main() -> None:
         print(json.dumps(everything, indent=1))
     else:
         Console(width=120).print(_table(own.model, results))
+        for name, result in results.items():
+            if result.scopes:
+                Console(width=120).print(_scopes(name, result.scopes))
 
 
 def _numbers(result: Result) -> dict[str, Any]:
@@ -275,6 +287,18 @@ def _table(model: str, results: dict[str, Result]) -> Table:
             f"{r.peer:.0f}" if r.peer else "-",
             f"{rate / r.peer:.2f}" if r.peer else "-",
         )
+    return table
+
+
+def _scopes(name: str, times: scopes.Times) -> Table:
+    """Shares of all that takes a thousandth, the largest first."""
+    table = Table("of the time", "scope", *scopes.PASSES, title=name)
+    each = {scope: sum(own.values()) for scope, own in times.items()}
+    seconds = sum(each.values())
+    for scope in sorted(times, key=lambda scope: -each[scope]):
+        if each[scope] >= 1e-3 * seconds:
+            parts = [times[scope].get(which, 0) / seconds for which in scopes.PASSES]
+            table.add_row(f"{each[scope] / seconds:.1%}", scope, *map("{:.1%}".format, parts))
     return table
 
 

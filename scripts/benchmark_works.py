@@ -109,7 +109,7 @@ class Bench:
         self.microbatch_tokens = microbatch_tokens
         leaves = jax.tree.leaves(base.params)
         self.weight_bytes = sum(x.nbytes for x in leaves)
-        self.block_weights = cost.block_weights(base.config)
+        self.block_weights = cost.active_weights(base.config)
         self.vocabulary_weights = base.config.vocab_size * base.config.d_model
         self.dtype = base.params["embed"]["embedding"].dtype
 
@@ -298,7 +298,9 @@ def decode(bench: Bench, rows: int, agents: int) -> Work:
 
     cache = rows * cost.cache_entries(bench.base.config, short + steps) * bench.dtype.itemsize
     flops = 2 * (bench.block_weights + bench.vocabulary_weights) * rows
-    read = bench.weight_bytes + cache
+    unread = cost.unread_weights(bench.base.config, rows) / cost.block_weights(bench.base.config)
+    in_layers = sum(x.nbytes for x in jax.tree.leaves(bench.base.params["layers"]))
+    read = bench.weight_bytes - unread * in_layers + cache
     return Work(rows * counted, run, counted * flops, counted * read, python)
 
 

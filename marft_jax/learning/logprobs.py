@@ -99,7 +99,8 @@ def _in_chunks(
         if forbidden is not None and sets is not None:
             never = forbidden.at(sets, len(vocabulary.matrix_VD))
             own = dataclasses.replace(own, never=never)
-        return None, run(hidden, own, targets, temperature)
+        with jax.named_scope("vocabulary"):
+            return None, run(hidden, own, targets, temperature)
 
     def split(x: jax.Array) -> jax.Array:
         fill = [(0, 0), (0, -a % chunk)] + [(0, 0)] * (x.ndim - 2)
@@ -138,8 +139,7 @@ def _score_forward(
     hidden: jax.Array, vocabulary: Vocabulary, targets: jax.Array, temperature: jax.Array
 ) -> tuple[_Scores, jax.Array]:
     """Scores, and the gradient of each log-prob."""
-    with jax.named_scope("vocabulary"):
-        logits, to_products = jax.vjp(vocabulary.finish, vocabulary.products(hidden))
+    logits, to_products = jax.vjp(vocabulary.finish, vocabulary.products(hidden))
     logprobs, matrix_VD = log_softmax(logits / temperature[..., None]), vocabulary.matrix_VD
     by_logit = jax.nn.one_hot(targets, len(matrix_VD)) - jnp.exp(logprobs)
     [by_product] = to_products(by_logit / temperature[..., None])

@@ -68,7 +68,7 @@ class Compiling(NamedTuple):
         self, sharding: Any, function: Callable[..., Any], *fixed: Any, **how: Any
     ) -> Compiled:
         """The function of the arguments after ``fixed``; its results have this sharding."""
-        run = mesh_lib.with_mesh(self.mesh, functools.partial(function, *fixed))
+        run = functools.partial(mesh_lib.with_mesh(self.mesh, function), *fixed)
         return mesh_lib.serialised(self.mesh, jax.jit(run, out_shardings=sharding, **how))
 
     def policy(self, spec: gradients.PolicySpec) -> dict[str, Compiled]:

@@ -157,7 +157,7 @@ def decode_bytes(run: PlannedRun) -> float:
     cache counts for each layer that reads it.
     """
     weights = _weights(run.base_here, run.here)
-    unread = _unread_weights(run.model, run.shape.slots) / block_weights(run.model)
+    unread = unread_weights(run.model, run.shape.slots) / block_weights(run.model)
     weights -= unread * _weights(run.base_here["layers"], run.here)
     if not run.model.tie_embeddings:
         weights -= _weights(run.base_here["embed"], run.here)
@@ -170,7 +170,7 @@ def decode_bytes(run: PlannedRun) -> float:
     return per_chip(read) + weights + logits
 
 
-def _unread_weights(model: DecoderConfig, rows: int) -> float:
+def unread_weights(model: DecoderConfig, rows: int) -> float:
     """Counts the weights of experts that no row chooses, on average."""
     matrices = (x for layers in model.matrices().values() for x in layers if x.experts)
     return sum(x.weights * (1 - x.chosen / x.experts) ** rows for x in matrices)

@@ -172,7 +172,8 @@ class Attention(nnx.Module):
         q = keep(rotate(self._each_normalised(q, self.q_norm), rope, scale))
         sinks_H = None if self.sinks is None else self.sinks[...]
         rule = () if c.plain else (Scores(c.cap, sinks_H),)
-        context_BHTC, kept = reading.attend(q, new, cache, layer, *rule)
+        with jax.named_scope("scores"):
+            context_BHTC, kept = reading.attend(q, new, cache, layer, *rule)
         if gate is not None:
             context_BHTC = context_BHTC * jax.nn.sigmoid(gate)
         b, _, t, _ = context_BHTC.shape

@@ -219,7 +219,8 @@ class Experts(nnx.Module):
         """Sums the outputs of a device's experts, of which ``first`` is the number of the first."""
         (gate_up, down), c = matrices, self.config
         flat: Any = jax.tree.map(lambda x: x.reshape(-1, x.shape[-1]), tokens)
-        routes = sort_by_expert(flat.experts, first, gate_up.kernel.shape[-3])
+        with jax.named_scope("sort"):
+            routes = sort_by_expert(flat.experts, first, gate_up.kernel.shape[-3])
         there = routes.order_M, routes.place_M, c.n_chosen
         columns_M = None if flat.columns is None else take_copies(flat.columns, *there)
         rest = number, routes, adapters, columns_M
@@ -231,6 +232,7 @@ class Experts(nnx.Module):
             else:
                 hidden = gated(gate, up, c.activation)
             y_MD = routes.known(down(hidden, *rest)[0])
-        y_MD = take_copies(y_MD, routes.place_M, routes.order_M, 1)
-        y_TKD = y_MD.reshape(*flat.experts.shape, -1) * flat.weights[..., None]
-        return y_TKD.sum(1).reshape(tokens.x.shape)
+        with jax.named_scope("combine"):
+            y_MD = take_copies(y_MD, routes.place_M, routes.order_M, 1)
+            y_TKD = y_MD.reshape(*flat.experts.shape, -1) * flat.weights[..., None]
+            return y_TKD.sum(1).reshape(tokens.x.shape)
