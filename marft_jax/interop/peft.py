@@ -31,6 +31,8 @@ from marft_jax.models.tokenizers.tokenizer import read_json
 from marft_jax.models.weights.sources import directory_of
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+EACH = "each_expert"
+"""Folder in that of an adapter: the adapter with tensors of each expert."""
 
 Factors = Mapping[str, Mapping[str, np.ndarray]]
 """``{"q": {"a": [L, in, R], "b": [L, R, out]}, ...}``: ``lora.Adapters`` without the agent axis."""
@@ -140,6 +142,14 @@ def unnamed(files: str, targets: Collection[str]) -> list[str]:
         "stacked": {"experts"},
     }
     return sorted(lacks.get(files, set()) & set(targets))
+
+
+def publish(folder: Path, factors: Factors, *how: Any) -> None:
+    """Writes one adapter for any reader, with ``write``: as peft loads it, and where routed experts
+    are adapted also in the folder ``EACH`` of it, as some servers want it."""
+    write(folder, factors, *how)
+    if any(matrix_of(target) in _PARAMETERS for target in factors):
+        write(folder / EACH, factors, *how, each_expert=True)
 
 
 def write(

@@ -18,8 +18,8 @@ from marft_jax.tools import check_entry
 from marft_jax.types import Sampling
 
 _NAME = re.compile(r"""(?![\s.])[^<>:"/\\|?*]{1,60}(?<![\s.])""")
-_TAKEN = ("base", "team.yaml", "team.py", "turns.json", "readme.md")
-"""What an export writes beside the agents' folders."""
+_FILES = (".py", ".json", ".yaml", ".md")
+"""Kinds of the files that an export writes beside the agents' folders and ``base``."""
 SAMPLING = {
     name: TypeAdapter[Any](kind)
     for name, kind in get_type_hints(config.Team, include_extras=True).items()
@@ -30,10 +30,11 @@ SAMPLING = {
 
 def _folder(name: str) -> str:
     """Checks that a name can be that of a folder of its own, on every system."""
-    if not (_NAME.fullmatch(name) and name.isprintable()) or name.lower() in _TAKEN:
+    taken = name.lower() == "base" or name.lower().endswith(_FILES)
+    if taken or not (_NAME.fullmatch(name) and name.isprintable()):
         raise ValueError(
             'a name that a folder can have: at most 60 characters, none of <>:"/\\|?*, no dot or '
-            f"space at its ends, and none of {', '.join(_TAKEN)}"
+            f"space at its ends, and not base or an end like {', '.join(_FILES)}"
         )
     return name
 

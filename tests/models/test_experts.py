@@ -551,9 +551,10 @@ def learned(shape: tuple[int, int, int]):
 
 def test_an_adapter_is_written_for_each_expert_under_the_names_of_the_checkpoint(tmp_path):
     factors = jax.tree.map(lambda x: np.asarray(x[0]), adapters(MIXED, 1))
-    where = dict(layers_with=MIXED.layers_with)
-    peft.write(tmp_path, factors, ALPHA, "base", **where, each_expert=True)
-    stored = load_file(tmp_path / peft.WEIGHTS)
+    peft.publish(tmp_path, factors, ALPHA, "base", "model", MIXED.layers_with)
+    assert {place[0] for place in peft.read(tmp_path).matrices} == {*factors}
+    each = tmp_path / peft.EACH  # in the adapter's own folder: no agent can be named so there
+    stored = load_file(each / peft.WEIGHTS)
     names = {
         re.sub(r"base_model\.model\.(.*)\.lora_[AB]", r"\1", name)
         for name in stored
@@ -572,7 +573,7 @@ def test_an_adapter_is_written_for_each_expert_under_the_names_of_the_checkpoint
     both = np.concatenate([product("gate_proj"), product("up_proj")], axis=1)
     np.testing.assert_allclose(both, ours("experts_gate_up"), rtol=1e-5)
     np.testing.assert_allclose(product("down_proj"), ours("experts_down"), rtol=1e-5)
-    settings = json.loads((tmp_path / peft.CONFIG).read_text())
+    settings = json.loads((each / peft.CONFIG).read_text())
     assert "target_parameters" not in settings
     assert {"q_proj", "v_proj", "gate_proj", "up_proj", "down_proj"} == {
         *settings["target_modules"]

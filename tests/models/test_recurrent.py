@@ -392,7 +392,7 @@ def test_exported_adapters_on_experts_have_tensors_of_each_expert_too(tmp_path):
     assert not trained.value.code and not exported.value.code
     for agent in ("planner", "solver"):
         written = peft.read(out / agent).matrices
-        each = load_file(out / "each_expert" / agent / "adapter_model.safetensors")
+        each = load_file(out / agent / "each_expert" / "adapter_model.safetensors")
         for (stack, layer), (a, b) in written.items():
             if stack != "experts_down":
                 continue

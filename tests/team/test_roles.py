@@ -89,7 +89,7 @@ def test_the_edges_of_a_range_are_allowed(field, value):
 
 NO_FOLDERS = [
     "..", ".", ".hidden", "a.", "a\\b", "a:b", "a?", "x" * 300, "base", "Base", "team.yaml",
-    "README.md",
+    "README.md", "forms.py", "Turns.json",
 ]  # fmt: skip
 
 

@@ -92,10 +92,9 @@ def _check_peft(models: TeamModels) -> None:
             )
 
 
-_EACH = "each_expert"
 _EXPERTS = (
     "adapters on experts: peft 0.18 with transformers 5 loads them; SGLang, and for most bases "
-    f"vLLM, wants those in {_EACH}, with tensors of each expert"
+    f"vLLM, wants those in {peft.EACH} inside them, with tensors of each expert"
 )
 
 
@@ -161,10 +160,7 @@ def _as_peft(
         for n in range(team.adapters[on]):
             folder, alpha = team.folder_of(on, n), models.config.lora.alpha
             of_model = inside, model.config.layers_with, dict(model.config.spelling)
-            own = _of(n, adapters[on]), alpha, source, *of_model
-            peft.write(out / folder, *own)
-            if "experts" in models.config.lora.targets:
-                peft.write(out / _EACH / folder, *own, each_expert=True)
+            peft.publish(out / folder, _of(n, adapters[on]), alpha, source, *of_model)
             folders[folder] = [team.names[i] for i, own in enumerate(places) if own == (on, n)]
     how = models.config.eval.temperature, models.config.team.max_tool_calls
     plays = turns.write(out, team, loaded, *how)

@@ -88,8 +88,8 @@ class Adapters:
         """Writes an adapter as a peft folder."""
         config, source = self.base.config, self.base.source
         factors, spelling = cast(peft.Factors, adapter.factors), dict(config.spelling)
-        how = {"inside": peft.layers_in(source), "layers_with": config.layers_with}
-        peft.write(folder, factors, adapter.alpha, source, **how, spelling=spelling)
+        how = peft.layers_in(source), config.layers_with, spelling
+        peft.publish(folder, factors, adapter.alpha, source, *how)
 
 
 BARE = types.LoraConfig(rank=1, train_mlp=False, train_unembed=False).model_dump()

@@ -89,7 +89,7 @@ def make_app(
         ("GET", "healthz"): gate.health,
         ("POST", "retrieve_future"): gate.retrieve,
         ("GET", f"{saved}/external_weights_urls"): gate.urls,
-        ("GET", "files/{token}/{file}"): gate.file,
+        ("GET", "files/{token}/{file:path}"): gate.file,
         **{place: functools.partial(gate.answer, *verb) for place, verb in verbs.items()},
     }
     chat = [
@@ -171,7 +171,8 @@ class _Gate:
         store.facts(saved, self._owner(request))
         if saved.kind != "external_weights":
             raise ApiError(400, f"{saved.path}: expected what save_weights_external made")
-        files, token = {x.name: x for x in store.place(saved).glob("adapter*")}, secrets.token_hex()
+        place, token = store.place(saved), secrets.token_hex()
+        files = {str(x.relative_to(place)): x for x in place.rglob("adapter*")}
         self._links = {key: link for key, link in self._links.items() if link[0] > now}
         self._links[token] = until, _ = now + _URL_SECONDS, files
         urls = {name: f"{request.base_url}api/v1/files/{token}/{name}" for name in files}

@@ -152,7 +152,7 @@ class Store:
         Raises:
             ApiError: there is no more room.
         """
-        used = sum(file.stat().st_size for file in self._folder.glob("weights/*/*/*/*"))
+        used = sum(file.stat().st_size for file in self._folder.glob("weights/*/*/*/**/*"))
         if used > self._most:
             what = f"saved weights take {used} bytes, and the server keeps {self._most}"
             raise ApiError(400, f"{what}; delete checkpoints, or restart it with --weights_bytes")
@@ -200,7 +200,7 @@ class Store:
             if _is_over(facts):
                 self.delete(saved)
                 continue
-            size = sum(x.stat().st_size for x in file.parent.iterdir())
+            size = sum(x.stat().st_size for x in file.parent.rglob("*"))
             found.append((saved, {**facts, "size_bytes": size}))
         return sorted(found, key=lambda one: one[1]["time"])
 
