@@ -50,7 +50,7 @@ def chat(answer: Callable[[str], RenderableType]) -> None:
 def _questions(console: Console) -> Iterator[str]:
     asking = sys.stdin.isatty()
     if isinstance(sys.stdin, io.TextIOWrapper):  # what is typed need not be UTF-8
-        sys.stdin.reconfigure(encoding="utf-8", errors="replace")
+        sys.stdin.reconfigure(encoding="utf-8-sig", errors="replace")
     while True:
         if asking:
             console.print("\nquestion (empty to leave): ", end="", style="bold")

@@ -40,7 +40,7 @@ def read(file: str, setting: str) -> Any:
         BadInput: the file cannot be read, or is not valid JSON or YAML.
     """
     where, raw = f"{setting} {file}", read_bytes(file, setting)
-    kind = "JSON" if file.endswith(".json") else "YAML"
+    kind = "JSON" if file.lower().endswith(".json") else "YAML"
     try:
         text = raw.decode("utf-8-sig")
         if kind == "JSON":

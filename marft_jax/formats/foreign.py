@@ -89,7 +89,7 @@ def read_settings(file: Path) -> dict[str, Any]:
     with readable(file, "JSON file"), open_regular(file) as stream:
         if len(raw := stream.read(_LARGEST + 1)) > _LARGEST:
             raise ValueError(f"more than {_LARGEST >> 20} MiB")
-        settings = loads(raw.decode())
+        settings = loads(raw.decode("utf-8-sig"))
         if not isinstance(settings, dict):
             raise ValueError("expected names and values")
     return settings

@@ -95,7 +95,7 @@ def read(file: str) -> Iterator[Demonstration | str]:
 
 def _parsed(line: bytes, where: str) -> Demonstration | str:
     try:
-        text = line.decode().strip()
+        text = line.decode("utf-8-sig").strip()
         return _demonstration(where, text, json.loads(text))
     except BadInput as error:
         return f"{where}: {error}"

@@ -74,6 +74,8 @@ CHAT = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": 
         ({"prompt": CHAT, "solution": "42"}, Task("Be brief.\nq", "42")),
         ({"prompt": [{"role": "user", "content": [{"type": "text", "text": "q"}]}],
           "completion": [{"role": "assistant", "content": "It is \\boxed{7}."}]}, Task("q", "7")),
+        ({"prompt": [{"role": "user", "content": ["q", {"type": "image"}, {"text": 5}]}],
+          "answer": 7}, Task("q5", "7")),
         ({"messages": [*CHAT, {"role": "assistant", "content": "so #### 5"}]},
          Task("Be brief.\nq", "5")),
         ({"messages": [*CHAT, {"role": "assistant", "content": "?"}, CHAT[1] | {"content": "r"}],
@@ -151,14 +153,14 @@ def test_a_preview_without_a_task_or_a_tokenizer_is_bad_input(
     assert len(err.splitlines()) == 1
 
 
-@pytest.mark.parametrize("name", ["a.json", "b.json", "c.jsonl", "d.parquet"])
+@pytest.mark.parametrize("name", ["a.json", "b.json", "c.jsonl", "C.JSONL", "d.parquet"])
 def test_every_file_format_gives_the_same_tasks(tmp_path, name):
     path, content = tmp_path / name, rows(5)
     if name == "a.json":
         path.write_text(json.dumps(content))
     elif name == "b.json":
         path.write_text(json.dumps({"data": content}))
-    elif name == "c.jsonl":
+    elif name.lower() == "c.jsonl":
         write(path, content)
     else:
         pyarrow = pytest.importorskip("pyarrow")
@@ -189,6 +191,9 @@ GOOD = '{"question": "q", "answer": "1"}'
         ("a.jsonl", '{"question": "q", "answer": [5, null]}', "expected an answer of text or num"),
         ("a.jsonl", '{"question": "q", "answer": NaN}', "a.jsonl line 1: no answer"),
         ("a.jsonl", '{"question": "q", "answer": "\\ud800"}', "surrogates not allowed"),
+        ("a.jsonl", '{"prompt": [{"role": "user", "content": [{"text": {"a": 1}}]}]}',
+         "a.jsonl line 1: expected messages of text"),
+        ("a.jsonl", '{"prompt": [{"role": "user", "content": [["q"]]}]}', "messages of text"),
         ("a.jsonl", "[" * 5000, "a.jsonl line 1: not JSON: nested more than 64 deep"),
         ("a.parquet", "not parquet", "not a readable file of rows"),
         ("a.txt", "question,answer", "expected a file .json, .jsonl, .parquet, .csv"),

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import time
+from argparse import Namespace
+from pathlib import Path
 
 import pytest
 
+from marft_jax.envs.datasets.load import load
 from marft_jax.errors import BadInput
-from marft_jax.formats import documents
+from marft_jax.extras.gateway import command
+from marft_jax.formats import documents, foreign
+from marft_jax.rollout import recorded
 from marft_jax.team.team_files import load_team
 
 BOMB = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
@@ -54,3 +59,21 @@ def test_a_hostile_file_is_one_line_at_once(what, tmp_path):
 def test_what_is_no_file_is_one_line(file):
     with pytest.raises(BadInput, match="--config"):
         documents.read(file, "--config")
+
+
+@pytest.mark.parametrize("mark", ["", "\ufeff"])
+def test_files_may_begin_with_a_byte_order_mark(mark, tmp_path):
+    """Editors of some systems write one before every text."""
+    for name, text, read in [
+        ("a.yaml", "run: {}", lambda file: documents.read(file, "--config")),
+        ("A.JSON", '{"run": {}}', lambda file: documents.read(file, "--config")),
+        ("config.json", '{"run": {}}', lambda file: foreign.read_settings(Path(file))),
+        ("a.jsonl", '{"question": "q", "answer": 1}', lambda file: load(file)[0].question),
+        ("a.csv", f"question,answer\n{'q' * (1 << 18)},1", lambda file: load(file)[0].question[0]),
+        ("d.jsonl", '{"task": 1, "turns": [{"agent": "a", "text": "b"}]}',
+         lambda file: [demonstration.number for demonstration in recorded.read(file)]),
+        ("keys", "a key", lambda file: command.read_keys(Namespace(
+            host="h", allow_host=(), api_key_file=file))[0]),
+    ]:  # fmt: skip
+        (tmp_path / name).write_text(mark + text, encoding="utf-8")
+        assert read(str(tmp_path / name)) in ({"run": {}}, "q", [1], ["a key"])

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from marft_jax.errors import BadInput, reason
 from marft_jax.formats import foreign
 from marft_jax.formats.foreign import readable
-from marft_jax.plugins import given_object
+from marft_jax.plugins import given_object, shown
 
 SUFFIXES = (".json", ".jsonl", ".parquet", ".csv")
 _COLUMN = re.compile(r"([A-J])|(?i:option|choice|op)[ _]?([A-Ja-j])")
@@ -47,12 +47,12 @@ def rows_of(source: str) -> Iterator[tuple[str, Any]]:
         yield from ((f"row {i}", row) for i, row in enumerate(given, 1))
         return
     path = Path(source).expanduser()
-    if path.suffix in SUFFIXES or path.exists():
-        if path.suffix not in SUFFIXES or path.exists() and not path.is_file():
+    if (suffix := path.suffix.lower()) in SUFFIXES or path.exists():
+        if suffix not in SUFFIXES or path.exists() and not path.is_file():
             raise BadInput(f"{source}: expected a file {', '.join(SUFFIXES)}, or a hub id")
         readers = {".json": _json, ".jsonl": _jsonl, ".parquet": _parquet, ".csv": _csv}
         with readable(source, "file of rows"):
-            yield from readers[path.suffix](path)
+            yield from readers[suffix](path)
     elif match := _HUB.fullmatch(source):
         yield from _hub(source, match["name"], match["subset"], match["split"] or "train")
     else:
@@ -76,7 +76,8 @@ def spelled(row: Mapping[str, Any]) -> dict[str, Any]:
     {'prompt': '1+1'}
 
     Raises:
-        ValueError: two names that differ in case only have different values.
+        ValueError: two names that differ in case only have different values, or the content of a
+            message is no text.
     """
     found, lower = dict[str, Any](), {name.strip().lower(): row[name] for name in row}
     columns = {m[1] or m[2].upper(): row[k] for k in row if (m := _COLUMN.fullmatch(k.strip()))}
@@ -134,13 +135,16 @@ def _chat(value: Any) -> list[tuple[str, str]]:
 
 
 def _text_in(content: Any) -> str:
-    """Reads a message's content: a text, or parts with texts."""
-    if isinstance(content, list):
-        return "".join(part.get("text") or "" for part in content)
-    return str(content or "")
+    """Reads a message's content: a text, or parts that are texts or have texts."""
+    parts = content if isinstance(content, list) else [content]
+    texts = [part.get("text") if isinstance(part, Mapping) else part for part in parts]
+    if any(isinstance(text, list | Mapping) for text in texts):
+        raise ValueError(f"expected messages of text, got {shown(content)}")
+    return "".join(str(text or "") for text in texts)
 
 
 def _csv(path: Path) -> Iterator[tuple[str, Any]]:
+    csv.field_size_limit(_LONGEST << 4)
     with path.open(encoding="utf-8-sig", newline="") as lines:
         separator = max(",;\t", key=lines.readline().count)
         lines.seek(0)

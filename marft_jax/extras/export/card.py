@@ -98,4 +98,4 @@ def metrics_at(run: Path, step: int, recorded: bool = False) -> Mapping[str, flo
 
 def _portable(source: str) -> str:
     """Hub id of a data set, or the name of its file without its folders."""
-    return Path(source).name if Path(source).suffix in SUFFIXES else source
+    return Path(source).name if Path(source).suffix.lower() in SUFFIXES else source

@@ -58,7 +58,7 @@ if __name__ == "__main__":
 
     def load(base: Any) -> tuple[Any, Any]:
         """Loads the tokenizer and the model of a base, with the adapters of its agents."""
-        given = {"gguf_file": base["model"]} if base["model"].endswith(".gguf") else {}
+        given = {"gguf_file": base["model"]} if base["model"].lower().endswith(".gguf") else {}
         there = HERE if given else HERE / base["model"]
         source = there if there.exists() else base["model"]
         model = getattr(transformers, base["loader"]).from_pretrained(source, **given)

@@ -160,8 +160,8 @@ def read_keys(own: Any) -> tuple[list[str], list[str]]:
             raise BadInput(f"--allow_host: expected the name of a host, got {name!r:.80}")
     if (file := own.api_key_file) is None:
         return [], names
-    lines = documents.read_bytes(file, "--api_key_file").decode("utf-8", "replace").splitlines()
-    keys = [line.strip() for line in lines if line.strip()]
+    raw = documents.read_bytes(file, "--api_key_file").decode("utf-8-sig", "replace")
+    keys = [line.strip() for line in raw.splitlines() if line.strip()]
     if not keys:
         raise BadInput(f"--api_key_file {file}: expected keys, one per line, found none")
     return keys, names

@@ -84,7 +84,7 @@ def _locate(base: str, wanted: Sequence[str] = _WANTED) -> Path | None:
 
 def _format_of(path: Path) -> str:
     """Names the extra that reads files of this kind, where there is one."""
-    return f"model{path.suffix}"
+    return f"model{path.suffix.lower()}"
 
 
 def open_source(base: str, wanted: Sequence[str] = _WANTED) -> Source:
