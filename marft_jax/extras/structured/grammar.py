@@ -168,7 +168,10 @@ def _for_grammar(schema: dict[str, Any], rest: bool) -> dict[str, Any]:
     return schema
 
 
-_TEXT = r"/(?s:[^<]|<[^\/])*/"
+# The lexer takes the longest piece and does not go back. So texts are cut as JSON is, where a call
+# and a schema may begin alike, and a free text is one piece with what ends it.
+_PIECES = re.compile(r'"(?:\\.|[^"\\])*"|[:,] |[^":,{}\[\]]+|.')
+_TEXT = r"(?s:[^<]|<+[^<\/])*<*"
 _ONE_LINE: Any = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 """JSON is written on one line, as Python's ``json`` does: a model that may write white space
 anywhere may never end."""
@@ -189,18 +192,27 @@ def grammar_of(form: str, special: tuple[tuple[str, int], ...] = (), rest: bool 
         return LLMatcher.grammar_from_json_schema(_for_grammar(ways, rest), overrides=_ONE_LINE)
     marks = re.compile(f"({'|'.join(map(re.escape, ids)) or '(?!)'})")
 
-    def terms(part: Any) -> Iterator[str]:
-        if isinstance(part, list):
-            inner = " ".join(term for own in part for term in terms(own))
-            yield f"({inner})?" if part else _TEXT
-        elif isinstance(part, dict):
-            yield f"%json {json.dumps(_for_grammar(part, rest) | {'x-guidance': _ONE_LINE})}"
-        else:
-            for text in filter(None, marks.split(part)):
-                yield f"<[{ids[text]}]>" if text in ids else json.dumps(text)
+    def terms(way: list[Any]) -> Iterator[str]:
+        free = ""  # pattern of a free text, to which what ends it is joined
+        for part in way:
+            if isinstance(part, list):
+                free = free if part else _TEXT
+                yield from [f"({' '.join(terms(part))})?"] if part else ()
+            elif isinstance(part, dict):
+                yield f"%json {json.dumps(_for_grammar(part, rest) | {'x-guidance': _ONE_LINE})}"
+            else:
+                for text in filter(None, marks.split(part)):
+                    end = "" if text in ids else re.escape(text).replace("/", r"\/")
+                    if free:
+                        yield f"/{free}{end}/".replace("\n", "n")  # a line break is escaped
+                    if text in ids:
+                        yield f"<[{ids[text]}]>"
+                    elif not free:
+                        yield from map(json.dumps, _PIECES.findall(text))
+                    free = ""
 
-    found = (" ".join(term for part in way for term in terms(part)) for way in ways)
-    return LLMatcher.grammar_from_lark(f"start: {' | '.join(found)}")
+    ends = (" ".join(terms(way)) for way in ways)
+    return LLMatcher.grammar_from_lark(f"start: {' | '.join(ends)}")
 
 
 @functools.lru_cache(maxsize=8)

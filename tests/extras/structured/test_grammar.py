@@ -91,15 +91,17 @@ def test_every_text_of_random_choices_is_a_call_in_the_form_of_the_template(temp
     """Of a tool whose arguments follow its schema; or it follows the schema of an answer."""
     tokenizer, rng = with_template(template), np.random.default_rng(2)
     tools = [{"function": {"name": name, "parameters": TOOL}} for name in ("add", "ad")]
-    ways = [*(form_of_call(tool, tokenizer) for tool in tools), [{"const": 5}]]
+    answer = {"type": "object", "properties": {"nam": {"enum": ["ad", "x"]}},
+              "required": ["nam"], "additionalProperties": False}  # fmt: skip
+    ways = [*(form_of_call(tool, tokenizer) for tool in tools), [answer]]
     seen = set()
-    for _ in range(30):
+    for _ in range(60):
         allowed, ids = constraint(tokenizer, 264, json.dumps(ways)), list[int]()
         while (mask := allowed(ids)) is not None:
             ids.append(int(rng.choice(np.flatnonzero(mask))))
-        assert (ids[0] == ByteTokenizer.SYSTEM) == (template == MARKED) or ids[0] == ord("5")
+        assert (ids[0] == ByteTokenizer.SYSTEM) == (template == MARKED) or ids[0] == ord("{")
         text, calls = find_calls(ids, tools, tokenizer)
-        assert [text, len(calls)] in (["", 1], ["5", 0])
+        assert [text, len(calls)] in (["", 1], ['{"nam": "ad"}', 0], ['{"nam": "x"}', 0])
         for call in calls:
             found = json.loads(call.arguments)
             assert {"n"} <= {*found} <= {"n", "s"} and found.get("s", "x") in ("x", "é")
@@ -126,7 +128,7 @@ def test_every_text_of_random_choices_is_a_call_in_the_form_of_a_family(name):
     tools = [{"function": {"name": "add", "parameters": MIXED}}]
     form, size = json.dumps([form_of_call(tools[0], tokenizer)]), tokenizer.vocab_size
     check(form, "tools", tokenizer)
-    letters = [*b"ab<>/ \n\"'"]
+    letters, ended = [*b"ab<>/ \n\"'"], 0
     for _ in range(12):
         allowed, ids = constraint(tokenizer, size, form), list[int]()
         while (mask := allowed(ids)) is not None and len(ids) < 600:
@@ -139,6 +141,8 @@ def test_every_text_of_random_choices_is_a_call_in_the_form_of_a_family(name):
         found = json.loads(call.arguments)
         assert call.name == "add" and {"n", "t"} <= {*found} <= {"n", "t", "e"}
         assert isinstance(found["n"], bool) and found.get("e", 1) in (1, 2)
+        ended += 1
+    assert ended
 
 
 @pytest.mark.parametrize("name", QUOTES_BY_A_TOKEN)
