@@ -38,7 +38,7 @@ EXTRAS = {
     "tool.python": "marft_jax.extras.code.tool:source",
     "sandbox.limits": "marft_jax.extras.code.sandbox.guest.filter",
     "form.check": "marft_jax.extras.structured.grammar:check",
-    "form.grammar": "marft_jax.extras.structured.grammar:grammar_of",
+    "form.grammar": "marft_jax.extras.structured.grammar:grammar_for",
     "form.violates": "marft_jax.extras.structured.grammar:violates",
     "form.constraint": "marft_jax.extras.structured.grammar:constraint",
     "model.gguf": "marft_jax.extras.gguf.source:open_file",

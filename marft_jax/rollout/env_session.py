@@ -146,13 +146,13 @@ class EnvSession:
         """Puts the environment into the state of a snapshot."""
         self._env.restore(snapshot)
 
-    def may_call(self, turn: Turn, calls: int) -> bool:
-        """True where a turn may call a tool of its agent or of the environment.
+    def may_call(self, agent: int, calls: int) -> bool:
+        """True where an agent may call a tool of its own or of the environment.
 
         Args:
             calls: number of calls before it in its act.
         """
-        has_tools = bool(self._team.tools_of(turn.agent).sources) or self._has_tool
+        has_tools = bool(self._team.tools_of(agent).sources) or self._has_tool
         return has_tools and calls < self.limits.tool_calls
 
     def answer_tools(

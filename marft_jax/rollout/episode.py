@@ -106,9 +106,11 @@ async def _act(
         own = list[Turn]()
         while act is not None:
             asked += 1
+            if not (calls := asked < env.limits.turns and env.may_call(act.agent, len(own))):
+                act = team.without_calls(act)
             action = await sampler(act, (number, len(own)), numbers)
             turn, act = _turn(team, act, action, env.players), None
-            if asked < env.limits.turns and env.may_call(turn, len(own)):
+            if calls:
                 turn, act = await _use_tools(team, env, turn, action)
             own.append(turn)
         return own

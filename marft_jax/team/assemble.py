@@ -17,7 +17,7 @@ from marft_jax.team.profiles import Profile, last_answering
 from marft_jax.team.prompts import Team
 from marft_jax.team.team_files import Blueprint
 from marft_jax.team.workflows import find_workflow
-from marft_jax.tools import Toolbox, check_form, for_model, load_toolboxes
+from marft_jax.tools import Toolbox, check_form, for_model, form_with_calls, load_toolboxes
 
 LOGGER = logging.getLogger("marft_jax")
 _SOURCE = "--team.file"
@@ -80,13 +80,12 @@ def make_team(
         tools=_tools(profiles, settings.context == "shared" or workflow == "program"),
     )
     _check_lengths(team)
-    for profile, tokenizer in zip(profiles, team.tokenizers, strict=True):
-        if profile.format is not None:
-            _check_format(profile, tokenizer, settings.format_rest == "checked")
     for agent, box in enumerate(team.tools):
         if box.sources:
             check_form(team.tokenizers[agent])
             _say_length(team, agent)
+    rest = settings.format_rest == "checked"
+    team = team._replace(forms=tuple(_form(team, i, rest) for i in range(len(profiles))))
     return team._replace(**_PARTS[workflow](team, blueprint)) if workflow in _PARTS else team
 
 
@@ -143,14 +142,21 @@ def _check_lengths(team: Team) -> None:
             )
 
 
-def _check_format(profile: Profile, tokenizer: Tokenizer, rest: bool) -> None:
-    """Checks the JSON schema that an agent's texts follow."""
-    where = f"{_SOURCE}: agent {profile.name!r}: format"
-    if profile.tools:
-        raise BadInput(
-            f"{where}: expected no tools, whose calls do not follow it; drop one of them"
-        )
-    load_extra("form.check")(profile.form, where, tokenizer, rest)
+def _form(team: Team, agent: int, rest: bool) -> str:
+    """Returns the form of an agent's texts, checked: JSON of its schema, or a call of a tool."""
+    form, tokenizer = team.profiles[agent].form, team.tokenizers[agent]
+    where, tools = f"{_SOURCE}: agent {team.names[agent]!r}: ", team.tools_of(agent).definitions
+    if not form:
+        return ""
+    load_extra("form.check")(form, f"{where}format", tokenizer, rest)
+    if not tools:
+        return form
+    try:
+        form = form_with_calls(form, tools, tokenizer)
+    except BadInput as error:
+        raise BadInput(f"{where}{error}") from None
+    load_extra("form.check")(form, f"{where}tools", tokenizer)
+    return form
 
 
 def _say_length(team: Team, agent: int) -> None:

@@ -71,6 +71,7 @@ class Team(NamedTuple):
     rounds: int = 2  # of a debate
     max_steps: int = 10  # calls of an orchestrator
     tools: tuple[Toolbox, ...] = ()  # of each member; or none
+    forms: tuple[str, ...] = ()  # of each member's texts where it may call its tools; or none
     teachers: tuple[Teacher | None, ...] = ()  # of each member; or none
     view: Callable[[str, str], str] | None = None  # maps (name, observation) to the shown text
     program: Any = None  # of the environment; the workflow ``program`` answers its calls
@@ -169,6 +170,12 @@ class Team(NamedTuple):
         except ContextFull:
             return None
 
+    def without_calls(self, act: Act) -> Act:
+        """Returns an act whose text follows the agent's schema alone: none of its calls would be
+        answered."""
+        own = self.forms and act.form == self.forms[act.agent]
+        return act._replace(form=self.profiles[act.agent].form) if own else act
+
     def with_hint(self, agent: int, prompt: np.ndarray, hint: str) -> np.ndarray:
         """Returns an agent's prompt with one more message of the user at its end."""
         tokenizer = self.tokenizers[agent]
@@ -196,8 +203,8 @@ class Team(NamedTuple):
             )
         sampling = self.sampling[agent]
         sampling = sampling._replace(max_new_tokens=min(sampling.max_new_tokens, room))
-        ids, form = np.asarray(prompt, np.int32), self.profiles[agent].form
-        return Act(agent, ids, step, sees, sampling, start, form=form)
+        form = self.forms[agent] if self.forms else ""
+        return Act(agent, np.asarray(prompt, np.int32), step, sees, sampling, start, form=form)
 
     def _own_prompt(
         self, agent: int, state: State, turns: Sequence[Turn], message: str

@@ -202,6 +202,17 @@ def check_form(tokenizer: CallWriter) -> None:
         )
 
 
+def form_with_calls(form: str, tools: Tools, tokenizer: CallWriter) -> str:
+    """Form of a text that is one call of one of the tools, or of ``form`` (a JSON schema; "": a
+    call alone), see ``Request.form``.
+
+    Raises:
+        BadInput: see ``form_of_call``.
+    """
+    ways = [[json.loads(form)]] if form else []
+    return json.dumps([*ways, *(form_of_call(tool, tokenizer) for tool in tools)])
+
+
 def form_of_call(tool: Mapping[str, Any], tokenizer: CallWriter) -> list[Any]:
     """Form of a text that is a call of a tool, a way of ``Request.form``. Parameters that the tool
     does not name are left out.
@@ -221,8 +232,8 @@ def form_of_call(tool: Mapping[str, Any], tokenizer: CallWriter) -> list[Any]:
         return [around[0], {**closed, **own}, around[1]]
     if form not in TAGGED:
         raise BadInput(
-            "tool_choice: expected a chat template that writes arguments as JSON or between tags, "
-            "got another; use auto"
+            "tools: expected a chat template that writes arguments as JSON or between tags, got "
+            "another; leave tool_choice at auto, and the schema out"
         )
     return _between_tags(name, own, tokenizer)
 

@@ -41,11 +41,11 @@ def play(team: Any, task: str, tokenizers: Any, write: Any) -> Any:
         chat, kept = opening(team, turn, task, texts), []
         for left in range(turn["most_calls"], -1, -1):
             ids = prompt(team, turn, chat, tokenizer)
-            kept = [i for i in write(turn, ids) if i not in eos]
-            answered = team_tools.messages(turn, tokenizer, kept) if left else []
-            chat += answered
-            if not answered:
+            held = {**turn, "grammar": turn["calling" if left else "grammar"]}
+            kept = [i for i in write(held, ids) if i not in eos]
+            if not (answered := team_tools.messages(turn, tokenizer, kept) if left else []):
                 break
+            chat += answered
         text = tokenizer.decode(kept, skip_special_tokens=True).lstrip()
         texts.append(re.split(turn["stop"], text, maxsplit=1)[0].strip())
         yield turn, texts[-1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 import shutil
@@ -12,7 +13,7 @@ from typing import Any
 from marft_jax.plugins import load_extra
 from marft_jax.team.profiles import last_answering
 from marft_jax.team.prompts import Team
-from marft_jax.tools import calculator, for_model, form_name, forms, name_of
+from marft_jax.tools import calculator, for_model, form_name, form_with_calls, forms, name_of
 from marft_jax.types import THINKING
 
 _Model = tuple[str, str]
@@ -90,7 +91,11 @@ def _tools(team: Team, agent: int, most_calls: int) -> dict[str, Any]:
     tools = [tool for tool in all_of_them if tool["function"]["name"] in names]
     opening = [{"role": "system", "content": "" if team.anonymous else team.profiles[agent].prompt}]
     messages, shown = for_model(opening, tools, tokenizer)
+    form = team.profiles[agent].form
+    grammar = functools.partial(load_extra("form.grammar"), tokenizer=tokenizer) if form else str
     return {
+        "grammar": grammar(form),
+        "calling": grammar(form and form_with_calls(form, tools, tokenizer)),
         "system": messages[0]["content"].strip(),
         "form": form_name(tokenizer) if tools else "",
         "tools": carried,
@@ -159,7 +164,6 @@ def _plain(team: Team, turn: _Turn, temperature: float) -> dict[str, Any]:
     ends = {"stop_strings": list(sampling.stop)} if sampling.stop else {}
     return {
         "agent": profile.name,
-        "grammar": load_extra("form.grammar")(profile.form) if profile.form else "",
         "base": list(team.adapters).index(team.bases[agent]),
         "adapter": team.folder_of(team.bases[agent], team.owners[agent]),
         "message": message,

@@ -22,7 +22,7 @@ from marft_jax.models.tokenizers.tokenizer import Message, Tokenizer
 from marft_jax.plugins import load_extra, shown
 from marft_jax.sampling.stops import cut
 from marft_jax.team.prompts import Team
-from marft_jax.tools import check_form, find_calls, for_model, form_of_call, with_ids
+from marft_jax.tools import check_form, find_calls, for_model, form_with_calls, with_ids
 from marft_jax.types import Act, Sampling, Turn, without_thinking
 
 _Spoken = tuple[Any, ...]
@@ -87,14 +87,13 @@ def form_of(team: Team, agent: int, call: Call) -> str:
     named = {tool["function"]["name"]: tool for tool in call.tools}
     try:
         if call.required or form and named:
-            ways: list[Any] = [] if call.required else [[json.loads(form)]]
+            asked = [named[name] for name in call.required or named]
+            form = form_with_calls("" if call.required else form, asked, tokenizer)
             for name in call.required or named:
-                ways.append(form_of_call(named[name], tokenizer))
                 load_extra("form.check")(
                     json.dumps(named[name]["function"].get("parameters") or {}),
                     f"tools: {name}: parameters",
                 )
-            form = json.dumps(ways)
         if form:
             load_extra("form.check")(form, "tools", tokenizer)
     except BadInput as error:

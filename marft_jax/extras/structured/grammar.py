@@ -49,7 +49,7 @@ def violates(form: str, text: str) -> bool:
         return False
     from jsonschema.validators import validator_for
 
-    schema = json.loads(form)
+    schema = _schema_of(form)
     try:
         return not validator_for(schema)(schema).is_valid(json.loads(text))
     except (ValueError, re.error):  # cut off; or another pattern is one of the grammar alone
@@ -66,8 +66,8 @@ def constraint(tokenizer: Tokenizer, vocabulary: int, form: str) -> Constraint:
     from llguidance import LLMatcher
     from llguidance import numpy as masks
 
-    tokens, special = _tokens(tokenizer, vocabulary)
-    matcher = LLMatcher(tokens, grammar_of(form, special))
+    tokens, _ = _tokens(tokenizer, vocabulary)
+    matcher = LLMatcher(tokens, grammar_for(form, tokenizer))
     bits, read = masks.allocate_token_bitmask(1, vocabulary), 0
 
     def allowed(ids: Sequence[int]) -> np.ndarray | None:
@@ -82,6 +82,11 @@ def constraint(tokenizer: Tokenizer, vocabulary: int, form: str) -> Constraint:
         return np.unpackbits(bits.view(np.uint8), bitorder="little")[:vocabulary].astype(bool)
 
     return allowed
+
+
+def grammar_for(form: str, tokenizer: Tokenizer) -> str:
+    """The grammar of a form for a model with this tokenizer."""
+    return grammar_of(form, _tokens(tokenizer, tokenizer.vocab_size)[1])
 
 
 @functools.lru_cache(maxsize=64)
@@ -152,8 +157,14 @@ def _rest(schema: dict[str, Any]) -> Iterator[str]:
 
 @functools.lru_cache(maxsize=64)
 def _has_rest(form: str) -> bool:
-    schema = json.loads(form)
-    return isinstance(schema, dict) and any(any(_rest(own)) for _, own in _schemas(schema))
+    return any(any(_rest(own)) for _, own in _schemas(_schema_of(form)))
+
+
+def _schema_of(form: str) -> dict[str, Any]:
+    """The schema of a text that is JSON alone; an empty one where every text is a call."""
+    ways = json.loads(form)
+    whole = ways if isinstance(ways, dict) else ways[0][0]
+    return whole if isinstance(whole, dict) else {}
 
 
 def _for_grammar(schema: dict[str, Any], rest: bool) -> dict[str, Any]:

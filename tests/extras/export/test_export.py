@@ -39,6 +39,7 @@ from marft_jax.setting import replaced
 from marft_jax.team.dag import Graph, Node
 from marft_jax.team.profiles import BUILT_IN
 from marft_jax.team.team_files import Blueprint, load_team
+from marft_jax.tools import form_with_calls, load_toolboxes
 from marft_jax.types import MAIN
 
 pytestmark = pytest.mark.usefixtures("one_device")
@@ -139,7 +140,7 @@ def test_a_team_travels_as_peft_folders_and_comes_back(models, run, tmp_path, ca
         jax.tree.map(np.testing.assert_array_equal, loaded, saved)
 
 
-def played(folder, question, answers):
+def played(folder, question, answers, watch=lambda turn: None):
     """Prompts as ids that an exported ``team.py`` makes where the model writes the answers."""
     source = (folder / "team.py").read_text("utf-8")
     assert len(source.splitlines()) <= 85
@@ -155,6 +156,7 @@ def played(folder, question, answers):
 
     def write(turn, ids):
         prompts.append(ids)
+        watch(turn)
         return next(written)
 
     turns = list(script["play"](team, question, tokenizers, write))
@@ -265,7 +267,11 @@ def test_team_py_holds_texts_to_the_schema_of_their_agent(run, tmp_path, monkeyp
     planner, solver = plan["turns"]
     [base], backend = plan["bases"], AutoTokenizer.from_pretrained(out / plan["bases"][0]["model"])
     masks = runpy.run_path(str(out / "team_tools.py"))["masks"]
-    assert not planner["grammar"] and masks(planner, backend, base["eos"], 3) == []
+    assert (
+        not planner["grammar"]
+        and not planner["calling"]
+        and masks(planner, backend, base["eos"], 3) == []
+    )
     rng, tokenizer, begin = np.random.default_rng(0), ByteTokenizer(), 5
     for _ in range(6):
         [mask] = masks(solver, backend, base["eos"], begin)
@@ -278,6 +284,29 @@ def test_team_py_holds_texts_to_the_schema_of_their_agent(run, tmp_path, monkeyp
     monkeypatch.setitem(sys.modules, "llguidance", None)
     assert masks(solver, backend, base["eos"], 3) == []
     assert "solver: its texts are not held" in capsys.readouterr().err
+
+
+def test_team_py_lets_an_agent_with_a_schema_call_its_tools_first(run, tmp_path):
+    """And holds the call and, where it may call no more, the JSON to what training held them to."""
+    own = with_agents(run, tmp_path / "run", format=FORM, tools=("calculator",))
+    assert run_export("--run", own, "--out", out := tmp_path / "out") == 0
+    plan = json.loads((out / "turns.json").read_text("utf-8"))
+    plan["turns"][1]["most_calls"] = 1
+    (out / "turns.json").write_text(json.dumps(plan))
+    call, answer, grammars = '```call calculator\n{"expression": "3+5"}\n```', '{"n": 8}', []
+    texts = [[*text.encode()] for text in ("guess", call, answer)]
+    _, said = played(out, "3+5=?", texts, lambda turn: grammars.append(turn["grammar"]))
+    assert said == [("planner", "guess"), ("solver", answer)]
+    masks = runpy.run_path(str(out / "team_tools.py"))["masks"]
+    backend = AutoTokenizer.from_pretrained(out / plan["bases"][0]["model"])
+    turns = LoadedTeam(own, cli.configure_run(own, {"team.max_tool_calls": 0})).ask("1+1=?").turns
+    [tool] = load_toolboxes({"solver": ["calculator"]}, "")[0].definitions
+    both = form_with_calls(turns[1].form, [tool], ByteTokenizer())
+    for grammar, form, firsts in zip(grammars[1:], (both, turns[1].form), ("`{", "{"), strict=True):
+        [mask] = masks(plan["turns"][1] | {"grammar": grammar}, backend, [257], 3)
+        allowed = np.isfinite(mask(np.array([[7] * 3]), np.zeros((1, 264)))[0])
+        np.testing.assert_array_equal(allowed, constraint(ByteTokenizer(), 264, form)([]))
+        assert [*np.flatnonzero(allowed)] == [*firsts.encode()]
 
 
 @pytest.mark.parametrize(("form", "changes", "named"), WITHOUT)

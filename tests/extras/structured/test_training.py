@@ -15,6 +15,7 @@ agents:
     prompt: Plan.
   - name: solver
     answers: true
+    tools: [calculator]
     format:
       type: object
       properties: {answer: {type: integer, minimum: 0, maximum: 27}}
@@ -22,7 +23,8 @@ agents:
       additionalProperties: false
 """
 FLAGS = """--run.steps 4 --run.save_every 2 --run.loggers none --algo.name grpo --algo.kl_coef 0.1
---algo.group_size 4 --algo.episodes 8 --rollout.lag 1 --team.max_new_tokens 20""".split()
+--algo.group_size 4 --algo.episodes 8 --rollout.lag 1 --team.max_new_tokens 20
+--model.context 400""".split()
 
 
 @pytest.mark.slow
