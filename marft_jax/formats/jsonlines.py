@@ -53,6 +53,18 @@ def append(path: Path, lines: Iterable[str]) -> None:
         os.fsync(file.fileno())
 
 
+def objects(path: Path) -> Iterator[Mapping[str, Any]]:
+    """Yields the objects of a file, one per line, of no file none; other lines, such as a last one
+    that is being written, are left out."""
+    text = path.read_text("utf-8", "replace") if path.is_file() else ""
+    for line in text.split("\n"):  # an object may hold other ends of lines
+        row = None
+        with contextlib.suppress(ValueError):
+            row = loads(line)
+        if isinstance(row, dict):
+            yield row
+
+
 def keep_steps_before(path: Path, step: int) -> None:
     """Deletes the objects of this ``step`` and later ones, and an incomplete last line.
 

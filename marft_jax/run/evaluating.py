@@ -31,6 +31,7 @@ from marft_jax.sampling.protocol import version_of
 from marft_jax.setting import check_local
 from marft_jax.team.profiles import last_answering
 from marft_jax.team.prompts import Team
+from marft_jax.team.workflows import NEED_ENV
 
 
 class Variant(NamedTuple):
@@ -65,7 +66,8 @@ def evaluate_team(
         step: the checkpoint of the run that is used: a number, ``best`` or ``latest``.
         samples: answers to each task.
         limit: the first so many tasks of each benchmark only.
-        compare: also play the base model and a single agent, each the team's last answering one.
+        compare: also play the base model and a single agent, each the team's last answering one,
+            but not in a game or a program, and the team without adapters.
         out: folder for the responses and ``summary.json``; by default ``evaluations`` in the run
             directory, or ``runs/evaluations/MODEL``.
 
@@ -92,6 +94,7 @@ def evaluate_team(
         opened = stack.enter_context(open_team(config, run, step, at_once, stop))
         models, playing, state = opened
         team, sampler = playing.team, playing.sampler
+        variants = [v for v in variants if not v.alone or team.workflow not in NEED_ENV]
         at_step, adapters = int(state.step) if run else None, state.adapters
         del opened, state  # optimisers and critic make room
         stop.expect("stopping: saved answers stay, the same command goes on from there")

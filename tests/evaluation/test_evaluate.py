@@ -17,7 +17,7 @@ from marft_jax.run import answers, evaluating, opening
 from marft_jax.run.models import open_models
 from marft_jax.run.states import restore_state
 from marft_jax.team.team_files import load_team
-from marft_jax.types import MAIN
+from marft_jax.types import MAIN, StepResult
 
 WARM = dataclasses.replace(configure(), eval=dataclasses.replace(configure().eval, temperature=1.0))
 
@@ -220,6 +220,39 @@ def test_compare_plays_the_base_alone_and_as_a_team(tmp_path, capsys):
     row = summary["arithmetic, base model"]
     assert row["tasks"] == 8 and 0 <= row["eval/arithmetic/accuracy"] <= 1
     assert set(row["agents"]) == {"solver"}
+
+
+class Pair:
+    """Two players who act at once, a step."""
+
+    def players(self, agents):
+        self._names = agents
+        return {name: name for name in agents}
+
+    def acting(self):
+        return self._names
+
+    def reset(self, seed):
+        return "go"
+
+    def step(self, turns):
+        return StepResult("", float(len(turns) == 2), True)
+
+
+def two(task, client):
+    for agent in ("planner", "solver"):
+        client.chat.completions.create(model=agent, messages=[{"role": "user", "content": "go"}])
+    return 1.0
+
+
+@pytest.mark.parametrize(("workflow", "env"), [("players", Pair), ("program", two)])
+def test_where_no_agent_acts_alone_the_team_is_compared_with_itself(workflow, env, tmp_path):
+    """Agents of a game and of a program act as these say, not alone in answer to a question."""
+    config = configure({"env.name": env, "team.workflow": workflow, "team.max_new_tokens": 2})
+    scores = evaluating.evaluate_team(None, config, compare=True, limit=1, out=tmp_path)
+    assert [(who, found.accuracy.mean) for (_, who), found in scores.items()] == [
+        ("team without adapters", 1.0)
+    ]
 
 
 def test_what_is_compared_is_alone_or_not_and_trained_or_not():

@@ -13,7 +13,7 @@ from huggingface_hub import ModelCard, ModelCardData
 from marft_jax.config import Config
 from marft_jax.envs.datasets.rows import SUFFIXES
 from marft_jax.extras.export import turns
-from marft_jax.formats import foreign
+from marft_jax.formats import jsonlines
 from marft_jax.team.prompts import Team
 from marft_jax.team.team_files import Blueprint
 
@@ -88,10 +88,9 @@ def metrics_at(run: Path, step: int, recorded: bool = False) -> Mapping[str, flo
         of_step = name.endswith("loss") if recorded else name in _METRICS
         return of_step or name.startswith("eval/")
 
-    file, found = run / "metrics.jsonl", dict[str, Any]()
-    for line in file.read_text("utf-8").splitlines() if file.is_file() else ():
-        row = foreign.loads(line)
-        if row["step"] <= step:
+    found = dict[str, Any]()
+    for row in jsonlines.objects(run / "metrics.jsonl"):
+        if isinstance(own := row.get("step"), int) and own <= step:
             found |= {k: v for k, v in row.items() if counts(k)}
     return {name: value for name, value in found.items() if value is not None}
 

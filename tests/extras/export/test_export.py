@@ -66,7 +66,8 @@ def run(models, tmp_path_factory):
             saved = state.with_adapters(numbers)._replace(step=jnp.int32(step))
             checkpoints.save(step, saved, metric=metric)
     lines = [{"step": s, "reward/mean": m, "tokens/action": 7} for s, m in METRICS.items()]
-    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    half = '{"step": 6, "rewa'  # of a run that goes on
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(x) + "\n" for x in lines) + half)
     return folder
 
 
