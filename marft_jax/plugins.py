@@ -115,7 +115,8 @@ def given_object(name: str, what: str) -> Any:
     if name.startswith(PYTHON) and name not in _OBJECTS:
         raise BadInput(
             f"{what} {name}: expected a name that can be imported, got an object of a Python "
-            "session; continue this run with the same calls in Python"
+            "session; continue this run with the same calls in Python; to export it, or to play it "
+            f"with another one, add {what}"
         )
     return _OBJECTS.get(name)
 

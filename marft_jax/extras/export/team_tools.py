@@ -41,22 +41,42 @@ def messages(turn: Any, tokenizer: Any, ids: Any) -> list[Any]:
 
 def answer(turn: Any, name: str, given: str) -> str:
     """Answers a call as in training: with the tool's text, or one line that begins with error."""
-    entry = next((own["entry"] for own in turn["tools"] if name in own["names"]), None)
-    if entry is None:
+    tool = next((own for own in turn["tools"] if name in own["names"]), None)
+    if tool is None:
         known = ", ".join(name for own in turn["tools"] for name in own["names"])
         return f"error: expected one of the tools {known}, got {name!r:.60}"
     if (arguments := _object(given)) is None:
         return f"error: expected a JSON object, got {given!r:.60}"
     try:
-        if "mcp" in entry:
-            return asyncio.run(_of_server(entry["mcp"], name, arguments))
-        module, _, attribute = entry["function"].partition(":")
-        sys.path.append(os.getcwd())
-        own = getattr(importlib.import_module(module), attribute)(**arguments)
-        own = asyncio.run(own) if asyncio.iscoroutine(own) else own
-        return own if isinstance(own, str) else json.dumps(own, ensure_ascii=False)
+        if "mcp" in tool["entry"]:
+            own = asyncio.run(_of_server(tool["entry"]["mcp"], name, arguments))
+        else:
+            module, _, attribute = tool["entry"]["function"].partition(":")
+            sys.path.append(os.getcwd())
+            own = _checked(getattr(importlib.import_module(module), attribute))(**arguments)
+            own = asyncio.run(own) if asyncio.iscoroutine(own) else own
+        text = own if isinstance(own, str) else json.dumps(own, ensure_ascii=False)
     except Exception as error:
-        return f"error: {error}".replace("\n", " ")
+        return f"error: {' '.join(_described(error).split())}"
+    most = tool["characters"]
+    return text if len(text) <= most else f"{text[:most]} ... (cut off at {most} characters)"
+
+
+def _checked(function: Any) -> Any:
+    """A function whose arguments are checked and converted as in training, with pydantic."""
+    try:
+        from pydantic import validate_call
+    except ImportError:
+        return function
+    return validate_call(function)
+
+
+def _described(error: Any) -> str:
+    kind = type(error).__name__
+    if kind == "ValidationError" and hasattr(error, "errors"):
+        mistake = error.errors(include_url=False)[0]
+        return f"{'.'.join(map(str, mistake['loc']))}: {mistake['msg']}"
+    return str(error) if kind == "ToolError" else f"{kind}: {error}"
 
 
 def masks(turn: Any, tokenizer: Any, eos: Any, begin: int) -> list[Any]:

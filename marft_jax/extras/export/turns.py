@@ -58,7 +58,9 @@ def write(
         shutil.copyfile(source, folder / source.name)
     alone = Path(calculator.__file__).read_text("utf-8")
     imported = "from marft_jax.tools.tool import ToolError"
-    (folder / "calculator.py").write_text(alone.replace(imported, "ToolError = ValueError"))
+    (folder / "calculator.py").write_text(
+        alone.replace(imported, "class ToolError(ValueError): ...")
+    )
     return True
 
 
@@ -79,7 +81,9 @@ def _carried(team: Team, agent: int) -> list[dict[str, Any]]:
         if name == "mcp" and not isinstance(entry, str):
             own = {"mcp": entry["mcp"]}
         if name != "python":
-            found.append({"names": [tool.name for tool in source.tools], "entry": own})
+            names = [tool.name for tool in source.tools]
+            most = max((tool.options.characters for tool in source.tools), default=0)
+            found.append({"names": names, "entry": own, "characters": most})
     return found
 
 

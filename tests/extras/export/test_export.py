@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import errno
 import json
@@ -22,6 +23,7 @@ from transformers import AutoTokenizer
 from marft_jax import cli, export
 from marft_jax.cli import configure
 from marft_jax.envs.maths import Settings
+from marft_jax.envs.threads import DaemonThreads
 from marft_jax.errors import BadInput
 from marft_jax.extras.export import card, exporting, huggingface, turns
 from marft_jax.extras.structured.grammar import constraint
@@ -39,7 +41,7 @@ from marft_jax.setting import replaced
 from marft_jax.team.dag import Graph, Node
 from marft_jax.team.profiles import BUILT_IN
 from marft_jax.team.team_files import Blueprint, load_team
-from marft_jax.tools import form_with_calls, load_toolboxes
+from marft_jax.tools import EpisodeTools, ToolCall, form_with_calls, load_toolboxes
 from marft_jax.types import MAIN
 
 pytestmark = pytest.mark.usefixtures("one_device")
@@ -242,6 +244,35 @@ def test_team_py_calls_the_tools_of_an_agent(run, tmp_path, capsys, monkeypatch)
         .partition("Assistant")[0]
         .startswith(tokenizer.decode(asked[1].prompt.tolist()).partition("3+5")[0])
     )
+
+
+REPEATS = '''
+def repeats(text: str, times: int = 1) -> str:
+    """Repeats."""
+    return text * times if times else 1 / times
+'''
+
+
+def test_an_exported_team_answers_calls_as_training_did(run, tmp_path, monkeypatch):
+    """Arguments are checked and converted, errors told, and long answers cut off."""
+    (tmp_path / "my_repeats.py").write_text(REPEATS)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    entries = "calculator", {"my_repeats:repeats": {"characters": 30}}
+    own = with_agents(run, tmp_path / "run", tools=entries)
+    assert run_export("--run", own, "--out", out := tmp_path / "out") == 0
+    turn = json.loads((out / "turns.json").read_text("utf-8"))["turns"][1]
+    given = [f'{{"text": "xy", "times": {n}}}' for n in ('"3"', "99", "0", '"a"', "1.5", "null")]
+    calls = [ToolCall("repeats", text) for text in (*given, "{}", '{"text": "a", "b": 1}')]
+    calls += [
+        ToolCall("calculator", f'{{"expression": "{text}"}}') for text in ("2**9", "1/0", "x")
+    ]
+    monkeypatch.syspath_prepend(str(out))
+    monkeypatch.delitem(sys.modules, "calculator", raising=False)
+    answer = runpy.run_path(str(out / "team_tools.py"))["answer"]
+    [box] = load_toolboxes({"solver": entries}, "")
+    with contextlib.closing(EpisodeTools(DaemonThreads())) as tools:
+        answered = tools.answer(box, calls)
+    assert [answer(turn, *call) for call in calls] == [call.answer for call in answered]
 
 
 STROKES = '''
