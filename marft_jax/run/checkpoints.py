@@ -112,7 +112,8 @@ class Checkpoints:
         """Steps that have a checkpoint, intact or not."""
         if not self._folder.is_dir():
             return []
-        return sorted(int(p.name) for p in self._folder.iterdir() if p.name.isdecimal())
+        names = (path.name for path in self._folder.iterdir())  # 08 is a user's
+        return sorted(int(name) for name in names if name.isdecimal() and name == str(int(name)))
 
     def find(self, which: int | str, most: int | None = None) -> int | None:
         """Returns the step of an intact checkpoint; None where there is none.

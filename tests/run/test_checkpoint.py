@@ -331,10 +331,11 @@ def test_a_save_that_was_killed_is_no_checkpoint_and_is_cleaned_up(two, tmp_path
     shutil.copytree(two, run)
     shutil.copytree(run / "checkpoints" / "2", run / "checkpoints" / ".saving-3")
     (run / "checkpoints" / ".saving-3" / "manifest.json").unlink()
+    (run / "checkpoints" / "02").mkdir()  # a user's folder is no checkpoint either, and stays
     with opened(run) as checkpoints:
         assert checkpoints.steps == [1, 2]
         checkpoints.clean()
-    assert sorted(p.name for p in (run / "checkpoints").iterdir()) == ["1", "2"]
+    assert sorted(p.name for p in (run / "checkpoints").iterdir()) == ["02", "1", "2"]
 
 
 def test_later_checkpoints_can_be_dropped_and_saved_anew(two, tmp_path, state):
