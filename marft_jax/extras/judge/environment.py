@@ -183,7 +183,8 @@ class TeamJudged(Judged):
         if not own:
             raise BadInput(
                 "--env.name judged: expected an agent named judge in the team, with `trainable: "
-                "false` (configs/teams/judged.yaml), or --env.url; none acted"
+                "false` (configs/teams/judged.yaml), or --env.url; none acted (with --compare, or "
+                "--team.workflow solo, the answering agent acts alone: take --env.url there)"
             )
         last = own[-1]
         scores = self._scores(last.text, not last.truncated)
