@@ -27,8 +27,10 @@ from marft_jax.setting import (
     Positive,
     Section,
     check_local,
+    get,
     replaced,
     setting,
+    settings,
 )
 
 
@@ -487,7 +489,8 @@ def fit_base(config: Config, given: Container[str]) -> Config:
 def with_context(config: Config, context: int) -> Config:
     """Returns the config with the context that its base has, and an action that fits."""
     team = within(config.team, context)
-    return dataclasses.replace(replaced(config, "model.context", context), team=team)
+    own = type(config.model.context)(context)  # derived, or given
+    return dataclasses.replace(replaced(config, "model.context", own), team=team)
 
 
 def within(team: Team, context: int) -> Team:
@@ -525,9 +528,18 @@ def validate(config: Config) -> None:
             raise BadInput(f"--mesh.{axis}: expected a positive number or -1, got 0")
 
 
-def dump(config: Config) -> str:
-    """Writes the config as YAML that ``--config`` loads to an equal ``Config``."""
+def dump(config: Config, *, several: bool = False) -> str:
+    """Writes the config as YAML that ``--config`` loads to an equal ``Config``.
+
+    Args:
+        several: the team has several bases, of which each decides its own ``Derived`` numbers: they
+            are left out.
+    """
     plain = to_jsonable_python(config)
+    for key, _ in settings(config):
+        if several and isinstance(get(config, key), Derived):
+            section, name = key.split(".")
+            del plain[section][name]
     if not config.algo.has_critic:
         del plain["critic"]
     return yaml.safe_dump(plain, sort_keys=False, allow_unicode=True)

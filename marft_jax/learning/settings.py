@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple
 
 from pydantic import Field
 
@@ -265,8 +265,9 @@ def resolve(
 
 
 def resolved(config: Config, learner: LearnerSettings) -> Config:
-    """Writes into the config what a base decided, as a run directory keeps it."""
-    known = {"lr": learner.lr[MAIN]} if MAIN in learner.lr else {}
+    """Writes into the config what a base decided, as a run directory keeps it. The learning rate
+    stays ``auto`` where several bases decide."""
+    known: dict[str, Any] = {"lr": learner.lr[MAIN]} if [*learner.lr] == [MAIN] else {}
     known |= {"correction": learner.correction} if isinstance(config.algo, Algo) else {}
     return dataclasses.replace(config, algo=dataclasses.replace(config.algo, **known))
 

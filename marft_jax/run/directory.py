@@ -21,6 +21,7 @@ from marft_jax.parallel import processes
 from marft_jax.run.place import Place, place_of
 from marft_jax.setting import replaced
 from marft_jax.team.team_files import Blueprint, dump_team
+from marft_jax.types import MAIN
 
 
 @contextlib.contextmanager
@@ -98,7 +99,8 @@ def write_settings(folder: Path, config: Config, blueprint: Blueprint) -> None:
     """Writes ``config.yaml`` and ``team.yaml``."""
     own = replaced(config, "team.file", "team.yaml")  # beside it
     jsonlines.write(folder / "team.yaml", [dump_team(blueprint)])
-    jsonlines.write(folder / "config.yaml", [config_lib.dump(own)])
+    text = config_lib.dump(own, several={*blueprint.on} != {MAIN})
+    jsonlines.write(folder / "config.yaml", [text])
 
 
 @contextlib.contextmanager

@@ -8,12 +8,17 @@ import jax
 import numpy as np
 import other_tokenizer
 import pytest
+import small
 from run_files import arrays_of, killed_after, lines_of
 
 from marft_jax import evaluate, export, imitate, train
+from marft_jax.cli import configure, parse
+from marft_jax.config import with_context, within
 from marft_jax.errors import BadInput
+from marft_jax.learning.settings import resolve, resolved
+from marft_jax.run.directory import write_settings
 from marft_jax.run.loaded_team import LoadedTeam
-from marft_jax.team.bases import Base, models_of
+from marft_jax.team.bases import Base, context_of, models_of
 from marft_jax.team.team_files import dump_team, load_team
 
 pytestmark = pytest.mark.usefixtures("one_device")
@@ -142,6 +147,20 @@ def test_a_base_has_the_settings_of_the_run_but_for_its_own():
     assert [*found] == ["large", "main"] and found["main"] is usual
     assert (found["large"].base, found["large"].quantize) == ("y", "nf4")
     assert found["large"].context == 300
+
+
+def test_what_several_bases_decide_is_decided_again_when_the_run_continues(tmp_path):
+    """Written down, the numbers of the main base would count as given for all bases."""
+    config = with_context(configure({"model.base": "m.gguf"}), 512)
+    bases = {"main": ("m", small.CONFIG), "other": ("tiny", small.CONFIG)}
+    config = resolved(config, resolve(config, bases))
+    (tmp_path / "two.yaml").write_text(TWO)
+    write_settings(tmp_path, config, load_team(str(tmp_path / "two.yaml")))
+    again = parse(["--config", str(tmp_path / "config.yaml")])
+    assert resolve(again, bases).lr == resolve(configure({"model.base": "m.gguf"}), bases).lr
+    other = models_of(again.model, {"other": Base("tiny")}, ("other",))["other"]
+    assert context_of("other", other, 64) == 64  # and not refused
+    assert within(again.team, 64).max_new_tokens == 16
 
 
 @pytest.mark.parametrize(
