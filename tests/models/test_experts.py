@@ -226,12 +226,15 @@ def test_grouped_products_and_their_gradients_are_those_of_each_row_alone(rows, 
 
 
 @pytest.mark.parametrize("platform", ["cpu", "cuda", "tpu"])
-@pytest.mark.parametrize("rows", [9, 60, 700])
-def test_every_platforms_form_is_the_reference_for_few_rows_and_many(platform, rows):
+@pytest.mark.parametrize(("rows", "groups"), [(9, 5), (60, 5), (700, 5), (64, 2)])
+def test_every_platforms_form_is_the_reference_for_few_rows_and_many(platform, rows, groups):
+    """Also for the few experts that a device of a large mesh has."""
     rng = np.random.default_rng(0)
-    sizes = jnp.asarray(np.bincount(rng.integers(0, 4, rows), minlength=5), jnp.int32)
+    sizes = jnp.asarray(np.bincount(rng.integers(0, groups - 1, rows), minlength=groups), jnp.int32)
     x, y = (jnp.asarray(rng.normal(size=(rows, n)), jnp.float32) for n in (6, 4))
-    matrices = experts.Stack(jnp.asarray(rng.normal(size=(3, 5, 6, 4)), jnp.float32), jnp.int32(5))
+    matrices = experts.Stack(
+        jnp.asarray(rng.normal(size=(3, groups, 6, 4)), jnp.float32), jnp.int32(groups)
+    )
     for reference, operands in (
         (functools.partial(experts._each_expert, over=1), (x, matrices, sizes)),
         (functools.partial(experts._each_expert, over=2), (y, matrices, sizes)),

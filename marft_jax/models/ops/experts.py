@@ -252,7 +252,7 @@ def _rows_by_expert(x: Array, stack: Stack, sizes_G: Array, *, over: int) -> Arr
     first, as more rows at a time cost less each, then the rest in small ones."""
     rows, out = len(x), stack.matrices.shape[-over]
     small = _size_of_blocks(rows, len(sizes_G))
-    large = _CPU_BLOCK if small == _BLOCK else small
+    large = _CPU_BLOCK if small == _BLOCK and rows >= _CPU_BLOCK else small
     padded, end_G = jnp.pad(x, ((0, small), (0, 0))), jnp.cumsum(sizes_G)
     with_rows = jnp.argsort(sizes_G == 0, stable=True)
 
