@@ -73,6 +73,11 @@ def attempt(step: int, rollbacks: int) -> int:
     return step + rollbacks * _STEPS
 
 
+def occasion(stream: Stream, attempt: int) -> str:
+    """Names, for a message, what an attempt at a step, or an evaluation, is a part of."""
+    return "evaluation" if stream == Stream.EVALUATION else f"step {attempt % _STEPS + 1}"
+
+
 def task(seed: int, number: int) -> int:
     """Finds the task at a place of the endless order of tasks; each seed starts elsewhere."""
     return (seed * 1_000_003 + number) % _TASKS

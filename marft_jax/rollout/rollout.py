@@ -11,7 +11,7 @@ from marft_jax.envs.base import Env
 from marft_jax.envs.threads import Calls
 from marft_jax.errors import BadInput, EpisodesFailed
 from marft_jax.plugins import Failure
-from marft_jax.random_keys import ActionKey, Stream
+from marft_jax.random_keys import ActionKey, Stream, occasion
 from marft_jax.rollout.actions import ActionSampler, action_sampler, branch_sampler
 from marft_jax.rollout.env_session import EnvSession, Limits
 from marft_jax.rollout.episode import play_episode
@@ -126,11 +126,12 @@ class Rollout:
         """Logs truncated and failed episodes; raises where too many failed, see ``play``."""
         if (max_failed := self.max_failed) is None:
             return
+        where = occasion(self.stream, step)
         results = [own.results for own in ended if isinstance(own, Episode)]
         cuts, most = [own[-1].info.get("truncated") for own in results], self.max_turns
         if capped := cuts.count("turns"):
             why = f"were ended at --rollout.max_turns {most}"
-            LOGGER.warning("step %d: %d of %d episodes %s", step + 1, capped, len(ended), why)
+            LOGGER.warning("%s: %d of %d episodes %s", where, capped, len(ended), why)
             if all(cuts) and not failed and all(len(own) == 1 for own in results):
                 raise BadInput(
                     f"--team.workflow: in {most} turns (--rollout.max_turns) it never yielded a "
@@ -141,7 +142,7 @@ class Rollout:
             raise BadInput(failed[0].why)
         for episode in failed:
             what = f"task {episode.index}: {episode.why}"
-            LOGGER.warning("step %d: dropped an episode: %s", step + 1, what)
+            LOGGER.warning("%s: dropped an episode: %s", where, what)
         if too_many:
             raise EpisodesFailed(
                 f"{len(failed)} of {len(ended)} episodes failed, the first with task "

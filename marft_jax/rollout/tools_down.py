@@ -10,6 +10,7 @@ import logging
 from collections.abc import Iterable, Sequence
 
 from marft_jax.errors import EpisodesFailed, RunFailed
+from marft_jax.random_keys import Stream, occasion
 from marft_jax.types import AnsweredCall, Episode
 
 LOGGER = logging.getLogger("marft_jax")
@@ -76,7 +77,8 @@ class ToolWatch:
             self._steps[name] = self._steps.get(name, 0) + 1 if name in down else 0
         for name, why in down.items():
             count = f"step {self._steps[name]} of {_STEPS} in a row"
-            LOGGER.warning("step %d: tool %s is down: %s (%s)", step + 1, name, why, count)
+            where = occasion(Stream.TRAINING, step)
+            LOGGER.warning("%s: tool %s is down: %s (%s)", where, name, why, count)
             if self._steps[name] >= _STEPS:
                 line = f"tool {name} was down for {_STEPS} steps in a row: {why}"
                 raise RunFailed(f"{line}; start again when it works")
