@@ -7,6 +7,7 @@ of a user's: a ``MakeStatePart``.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
@@ -14,7 +15,7 @@ from marft_jax.config import Config
 from marft_jax.learning.state import TrainState
 from marft_jax.plugins import load_extra, load_plugin
 from marft_jax.team.prompts import Team
-from marft_jax.types import Episode
+from marft_jax.types import MAIN, Episode
 
 
 class StatePart(NamedTuple):
@@ -43,8 +44,10 @@ def find_state_parts(config: Config, team: Team) -> dict[str, StatePart]:
         name.rpartition(":")[2]: load_plugin(name, "--run.state_parts", ())
         for name in config.run.state_parts
     }
-    if any(profile.past is not None for profile in team.profiles):
-        made["pool"] = load_extra("state.pool")
+    for base, profile in zip(team.bases, team.profiles, strict=True):
+        if profile.past is not None:
+            name = "pool" if base == MAIN else f"pool-{base}"
+            made[name] = functools.partial(load_extra("state.pool"), base=base)
     return {name: make(config, team) for name, make in made.items()}
 
 

@@ -30,8 +30,9 @@ _POINTS = {"win": 1.0, "draw": 0.5, "loss": 0.0}
 
 
 class Past(NamedTuple):
-    """Which agents of a team play as whom: adapters ``seats`` as earlier ones of ``of``."""
+    """Which agents on a base play as whom: its adapters ``seats`` as earlier ones of ``of``."""
 
+    base: str
     names: tuple[str, ...]
     seats: tuple[int, ...]
     of: tuple[int, ...]
@@ -45,14 +46,14 @@ class Pool(NamedTuple):
     points_K: EMA  # share of points that each has won
 
 
-def past_selves(config: Config, team: Team) -> StatePart:
-    """Makes the pool of a team in which agents play as another one's past."""
+def past_selves(config: Config, team: Team, base: str = MAIN) -> StatePart:
+    """Makes the pool of a base on which agents play as another one's past."""
     pairs = [
         (profile.name, owner, team.owners[team.names.index(profile.past)])
-        for profile, owner in zip(team.profiles, team.owners, strict=True)
-        if profile.past is not None
+        for profile, owner, on in zip(team.profiles, team.owners, team.bases, strict=True)
+        if profile.past is not None and on == base
     ]
-    past, settings = Past(*zip(*pairs, strict=True)), config.rollout
+    past, settings = Past(base, *zip(*pairs, strict=True)), config.rollout
     return StatePart(
         functools.partial(begin, past, settings.past_kept),
         functools.partial(after_step, past, settings),
@@ -62,12 +63,12 @@ def past_selves(config: Config, team: Team) -> StatePart:
 def begin(past: Past, kept: int, state: TrainState) -> tuple[Pool, TrainState]:
     """Fills the pool with the version that a run begins with, and seats it."""
     of, seats = jnp.array(past.of), jnp.array(past.seats)
-    present = state.adapters[MAIN]
+    present = state.adapters[past.base]
     first = jax.tree.map(lambda x: x[of], present)
     versions = jax.tree.map(lambda x: jnp.stack([x] * kept), first)
     adapters = jax.tree.map(lambda x, own: x.at[seats].set(own), present, first)
     pool = Pool(versions, jnp.int32(0), EMA(jnp.zeros(kept), jnp.zeros(kept)))
-    return pool, state.with_adapters({MAIN: adapters})
+    return pool, state.with_adapters({**state.adapters, past.base: adapters})
 
 
 def after_step(
@@ -98,10 +99,10 @@ def after_step(
     weight = np.where(np.asarray(points.weight_X) > 0, points.mean, 0.5) ** 2 + 1e-3
     odds = there * (weight if settings.past_choice == "strong" else 1.0)
     chosen = np.int32(draw.choice(settings.past_kept, p=odds / odds.sum()))
-    adapters, versions = _seat(past, state.adapters[MAIN], pool.versions, at, chosen)
+    adapters, versions = _seat(past, state.adapters[past.base], pool.versions, at, chosen)
     place = functools.partial(jax.device_put, device=state.step.sharding)
     pool = Pool(versions, place(chosen), jax.tree.map(place, points))
-    return pool, state.with_adapters({MAIN: adapters})
+    return pool, state.with_adapters({**state.adapters, past.base: adapters})
 
 
 @functools.partial(jax.jit, static_argnums=0)

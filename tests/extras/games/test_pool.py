@@ -19,13 +19,14 @@ from marft_jax.extras.games import pool
 from marft_jax.extras.report.episodes import episode
 from marft_jax.extras.report.reading import read_run
 from marft_jax.learning.state import PolicyState, TrainState
+from marft_jax.learning.state_parts import after_step, begin, find_state_parts
 from marft_jax.team.profiles import Profile
 from marft_jax.team.team_files import Blueprint
 from marft_jax.types import MAIN, Episode, StepResult
 
 pytestmark = pytest.mark.usefixtures("one_device")
 
-PAST = pool.Past(("rival",), (1,), (0,))
+PAST = pool.Past(MAIN, ("rival",), (1,), (0,))
 TEAM = """
 workflow: players
 agents:
@@ -88,6 +89,24 @@ def test_a_pool_needs_an_agent_and_the_agent_one_that_learns():
     seats = Profile("ann", answers=True), Profile("bob", past="bob")
     with pytest.raises(BadInput, match="past: expected an agent on its base that learns, of ann"):
         small.team_of(Blueprint(seats))
+
+
+def test_each_base_has_a_pool_of_the_versions_of_its_own_agents():
+    seats = [Profile(n, past=of, base=base, answers=True) for n, of, base in (
+        ("ann", None, None), ("bob", "ann", None), ("cy", None, "other"), ("di", "cy", "other"),
+    )]  # fmt: skip
+    on = (MAIN, MAIN, "other", "other")
+    team = small.team_of(Blueprint((seats[0], seats[1])))
+    team = team._replace(profiles=tuple(seats), bases=on, owners=(0, 1, 0, 1))
+    parts = find_state_parts(small.config(), team)
+    assert [*parts] == ["pool", "pool-other"]
+    own = {base: {"q": {"a": jnp.array([[x], [0.0]])}} for base, x in ((MAIN, 1.0), ("other", 2.0))}
+    state = TrainState(*([()] * 9))._replace(
+        step=jnp.int32(0), parts={}, policies={base: PolicyState(a, ()) for base, a in own.items()}
+    )
+    state = after_step(parts, begin(parts, state), [], (0, 1))
+    seated = {base: a["q"]["a"].ravel().tolist() for base, a in state.adapters.items()}
+    assert seated == {MAIN: [1.0, 1.0], "other": [2.0, 2.0]}
 
 
 def run_train(run: Path, *flags: str) -> None:
