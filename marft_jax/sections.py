@@ -129,7 +129,7 @@ def show_help(prog: str, flags: Words, topic: str = "") -> NoReturn:
                 which = f"(of --{union.chooser} {chosen(section, flags)}; there are "
                 print(f"{'':19}{which}{', '.join(union.members())})")
             print(*help_lines(f"--{section}.", kind), sep="\n")
-        if topic == "team":
+        if topic == section == "team":
             print(f"{'':19}keys of a team file:")
             for above, part in team_files.PARTS.items():
                 print(*help_lines(above, part), sep="\n")

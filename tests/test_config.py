@@ -317,6 +317,7 @@ def test_each_key_of_a_team_file_has_a_text_and_help_shows_it(capsys):
     with pytest.raises(SystemExit):
         parse(["--help", "team"])
     shown = capsys.readouterr().out
+    assert shown.count("keys of a team file") == 1
     for above, kind in team_files.PARTS.items():
         for field in dataclasses.fields(kind):
             assert setting.texts(kind).get(field.name), (kind, field.name)
