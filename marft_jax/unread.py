@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from collections.abc import Iterator
 from typing import Any
@@ -37,6 +38,8 @@ def warning(config: Config, *, evaluates: bool = False) -> str:
         f"--{key} {spelled(get(config, key)):.60} (it needs {needs})"
         for key, needs in found.items()
     ]
+    if not evaluates and not config.algo.recorded:  # what a team file has for its training
+        lines += [f"{key} (it needs {needs})" for key, needs in unread_keys(config, blueprint)]
     return f"this run does not read {', '.join(lines)}" if lines else ""
 
 
@@ -73,6 +76,19 @@ def unread(config: Config, blueprint: Blueprint, evaluates: bool = False) -> dic
             if not all(map(holds, needs.split(" and "))):
                 found[key] = needs_of(field)
     return found
+
+
+def unread_keys(config: Config, blueprint: Blueprint) -> Iterator[tuple[str, str]]:
+    """Yields keys of the team file that lack what they need, with what that is."""
+    config = replaced(config, "team.workflow", workflow_of(config.team, blueprint))
+    agents = ((f"agent {agent.name}'s", agent) for agent in blueprint.agents)
+    for where, part in [("the team file's", blueprint), *agents]:
+        for field in dataclasses.fields(part):
+            needs = field.metadata.get("needs")
+            if needs and getattr(part, field.name) != field.default:
+                key, _, wanted = needs.partition(" ")
+                if not any(_fits(get(config, key), want) for want in wanted.split(" or ")):
+                    yield f"{where} {field.name}", needs_of(field)
 
 
 def _fits(value: Any, wanted: str) -> bool:

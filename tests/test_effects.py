@@ -92,7 +92,7 @@ UNREAD = {
     "algo.overlong_penalty": [*DISTILL, "--algo.overlong_buffer", "4"],
     "algo.entropy_target": GRPO,
     "algo.kl_moves": ["--algo.kl_reference", "start"],
-    "algo.step_reward": ["--algo.credit", "per_step", *PROFILE],
+    "algo.step_reward": ["--algo.credit", "per_step", "--team.file", "{tmp}/paid.yaml"],
     "rollout.lag": IMITATES,
     "mesh.process": ["--mesh.coordinator", "auto"],
     "mesh.rollout": IMITATES,
@@ -104,7 +104,7 @@ UNREAD = {
 EVERYTHING = """
 agents:
   - {name: a, max_new_tokens: 9, temperature: 0.5, top_p: 0.5, top_k: 3, min_p: 0.1, stop: x,
-     reward: solver, answers: true}
+     answers: true}
 """
 FORM = "agents: [{name: a, answers: true, format: {type: array, uniqueItems: true}}]"
 PAST = "agents: [{name: a, answers: true}, {name: b, past: a}]"
@@ -115,6 +115,7 @@ def here(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "an_env.py").write_text("class Env:\n    reset = step = None\n")
     (tmp_path / "all.yaml").write_text(EVERYTHING)
+    (tmp_path / "paid.yaml").write_text(EVERYTHING.replace("stop: x", "reward: solver"))
     (tmp_path / "past.yaml").write_text(PAST)
     (tmp_path / "form.yaml").write_text(FORM)
     return tmp_path
@@ -171,6 +172,20 @@ def test_a_setting_is_named_where_nothing_reads_it_and_taken_where_it_is_read(ke
 
 def test_each_setting_that_needs_another_is_asked_about():
     assert needing() == sorted(READ)
+
+
+def test_keys_of_a_team_file_that_nothing_reads_are_named(here):
+    (here / "keys.yaml").write_text(
+        "judge: b\nnodes: [{id: p, role: a}]\nagents:\n"
+        "  - {name: a, adapter: x, reward: solver}\n  - {name: b, adapter: x, answers: true}\n"
+    )
+    flags = ["--team.file", str(here / "keys.yaml"), "--lora.mode", "shared"]
+    warning = unread.warning(cli.parse(flags))
+    keys = "the team file's nodes", "the team file's judge", "agent a's adapter", "agent a's reward"
+    assert all(f"{key} (it needs --" in warning for key in keys)
+    reads = "--team.workflow mine:flow --algo.credit per_step --lora.mode per_agent".split()
+    assert unread.warning(cli.parse([*flags, *reads])) == ""
+    assert unread.warning(cli.parse([*flags, "--algo.name", "imitation"])) == ""
 
 
 COMMANDS = {

@@ -64,14 +64,14 @@ class Profile(Section):
     """One sentence for an orchestrator, and for introductions."""
     answers: bool = False
     """Its actions are the team's answer and are graded."""
-    adapter: Name | None = None
+    adapter: Name | None = setting(None, needs="lora.mode per_agent")
     """Name of an adapter that agents share; none: its own adapter."""
     trainable: bool = True
     """Trains its adapter."""
     init: _Text | None = setting(None, path=bool)
     """Folder from which its adapter starts, in peft's format; none: a new adapter."""
-    reward: _Text | None = None
-    """Its step reward, with --algo.credit per_step or tree; none: --algo.step_reward."""
+    reward: _Text | None = setting(None, needs="algo.credit per_step or tree")
+    """Its step reward; none: --algo.step_reward."""
     max_new_tokens: Count | None = None
     """Longest action, in tokens; none: --team.max_new_tokens."""
     temperature: Temperature | None = None

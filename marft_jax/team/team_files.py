@@ -36,7 +36,7 @@ from pydantic_core import to_jsonable_python
 from marft_jax.errors import BadInput
 from marft_jax.formats import documents
 from marft_jax.plugins import given_object
-from marft_jax.setting import Section, read, texts, with_absolute_paths
+from marft_jax.setting import Section, read, setting, texts, with_absolute_paths
 from marft_jax.team.bases import Base
 from marft_jax.team.dag import Graph, Node
 from marft_jax.team.profiles import BUILT_IN, Name, Profile
@@ -61,15 +61,15 @@ class Blueprint(Section):
     """Members, in the order in which they act."""
     workflow: str = "sequential"
     """Order in which agents act, as --team.workflow, which overrides it."""
-    nodes: tuple[Node, ...] = ()
+    nodes: tuple[Node, ...] = setting((), needs="team.workflow dag or your own")
     """Acts of a dag."""
-    edges: tuple[tuple[str, str], ...] = ()
+    edges: tuple[tuple[str, str], ...] = setting((), needs="team.workflow dag or your own")
     """Pairs of nodes of a dag: the second one sees the action of the first one."""
     messages: tuple[_Message, ...] = ()
     """Text that each agent is shown when its turn comes; none for an agent: the usual one."""
-    orchestrator: str | None = None
+    orchestrator: str | None = setting(None, needs="team.workflow orchestrated or your own")
     """Agent that calls the others, in an orchestrated team; none: the first agent."""
-    judge: str | None = None
+    judge: str | None = setting(None, needs="team.workflow debate or your own")
     """Agent that decides a debate; none: the majority."""
     bases: dict[Name, Base] = dataclasses.field(default_factory=dict[str, Base])
     """Models besides --model.base, for agents and teachers that name them as `base`."""
