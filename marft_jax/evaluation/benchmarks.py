@@ -48,8 +48,11 @@ BENCHMARKS = {
     "mbpp": Benchmark("code", "google-research-datasets/mbpp/full:test"),
     "livecodebench": Benchmark("code", "agentica-org/DeepCoder-Preview-Dataset/lcbv5:test"),
 }
-_SETTINGS = {"math": {}, "code": {"reward": "all", "tests": 0}}
-"""Environment to its settings for benchmarks."""
+_SETTINGS: dict[str, dict[str, Any]] = {
+    "math": {"reward": (), "question_field": None, "answer_field": None},
+    "code": {"reward": "all", "tests": 0},
+}
+"""Environment to its settings for benchmarks: what a run sets for its own rows is not for these."""
 _SPEC = re.compile(r"(.+?)(?::(\d+))?(?:@(\d+(?:\.\d+)?))?", re.DOTALL)
 
 

@@ -10,6 +10,7 @@ import pytest
 from marft_jax import evaluate, train
 from marft_jax.cli import configure
 from marft_jax.config import Config
+from marft_jax.envs import maths
 from marft_jax.errors import BadInput
 from marft_jax.evaluation.benchmarks import BENCHMARKS, plans
 from marft_jax.formats import jsonlines
@@ -48,6 +49,13 @@ def test_specs_name_benchmark_samples_and_temperature(tmp_path):
     )
     assert plans(["gsm8k"], config, None, 1, 7)[0].tasks == 7
     assert plans([], WARM, None, 2, None)[0][:2] == ("arithmetic", 2)
+
+
+def test_a_benchmark_is_read_and_graded_as_itself_whatever_the_run_does_with_its_own_rows():
+    own = {"env.data": "rows.csv", "env.reward": "mine:score", "env.question_field": "q"}
+    [found] = plans(["math500"], configure(own), None, 1, None)
+    source = ("HuggingFaceH4/MATH-500:test",)
+    assert found.config.env == maths.Settings(data=("rows.csv",), eval_data=source)
 
 
 @pytest.mark.parametrize(
