@@ -85,8 +85,8 @@ def check_fits(
 ) -> None:
     """Raises ``BadInput`` that names the difference between a saved run and this start.
 
-    Settings are compared first. A setting that is not in ``FIXED`` may still change the arrays; the
-    line then names the arrays.
+    Settings are compared first. Others than those in ``FIXED`` may still change the arrays; the
+    line then names all that have changed, and the arrays only where none has.
 
     Args:
         continues: the run itself goes on, and is not only evaluated.
@@ -102,8 +102,12 @@ def check_fits(
         pairs.append(("--team.workflow", saved["team"]["workflow"], now["team"]["workflow"]))
     _check_equal(pairs, run)
     old, new = saved["arrays"], now["arrays"]
-    paths = {**old, **new}
-    _check_equal([(p, old.get(p, "absent"), new.get(p, "absent")) for p in paths], run)
+    if old != new:
+        before, after = saved["team"], now["team"]
+        changed = [(f"--{k}", a, b) for k, a, b in changes(saved, now) if k != "run.steps"]
+        changed += [(f"team: {k}", before.get(k), after.get(k)) for k in {**after, **before}]
+        _check_equal(changed, run)
+        _check_equal([(p, old.get(p, "absent"), new.get(p, "absent")) for p in {**old, **new}], run)
 
 
 def _check_equal(pairs: Iterable[tuple[str, Any, Any]], run: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import errno
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -27,7 +28,7 @@ from marft_jax.learning.settings import resolve
 from marft_jax.parallel import mesh
 from marft_jax.run import saving
 from marft_jax.run.checkpoints import Checkpoints, SaveSchedule
-from marft_jax.run.compatibility import described, identity_of, team_changes
+from marft_jax.run.compatibility import check_fits, described, identity_of, team_changes
 from marft_jax.run.directory import own_directory
 from marft_jax.team.team_files import Blueprint
 from marft_jax.types import MAIN
@@ -420,3 +421,23 @@ def test_a_manifest_holds_every_file(two):
     listed = json.loads((folder / "manifest.json").read_text())
     assert set(listed) == set(files_of(two)) - {"manifest.json"}
     assert np.all([size == (folder / name).stat().st_size for name, (size, _) in listed.items()])
+
+
+def test_a_change_of_what_is_saved_is_named_by_its_setting_and_not_by_the_arrays(tmp_path):
+    """A KL to the start, a baseline, a part of the state, an agent that plays as the past."""
+    saved = {
+        "bases": {}, "agents": ["a"], "adapters": ["a"], "arrays": {".x": "float32[2]"},
+        "team": {"workflow": "sequential", "a.past": None},
+        "config": {"algo": {"kl_reference": "base", "lr": 0.1}, "run": {"steps": 1}},
+    }  # fmt: skip
+    kl = {"algo": {"kl_reference": "start", "lr": 0.1}, "run": {"steps": 2}}
+    past = {"workflow": "sequential", "a.past": "b"}
+    for change, named in (
+        ({"config": kl}, "--algo.kl_reference was base, is start; use the old"),
+        ({"team": past}, "team: a.past was None, is b; use the old"),
+        ({}, ".y was absent, is float32[1]; use the old"),
+    ):
+        now = {**saved, **change, "arrays": {**saved["arrays"], ".y": "float32[1]"}}
+        with pytest.raises(BadInput, match=f"settings: {re.escape(named)}"):
+            check_fits(saved, now, tmp_path, continues=True)
+    check_fits(saved, {**saved, "config": kl, "team": past}, tmp_path, continues=True)
