@@ -20,6 +20,7 @@ import numpy as np
 
 from marft_jax.config import Config
 from marft_jax.envs.base import EnvSource, open_source
+from marft_jax.errors import BadInput
 from marft_jax.evaluation.benchmarks import BenchmarkPlan, plans
 from marft_jax.evaluation.scores import Record, score
 from marft_jax.formats import jsonlines
@@ -32,6 +33,7 @@ from marft_jax.run.inputs import inputs_of
 from marft_jax.run.playing import PlaySetup, play_held_out
 from marft_jax.run.reporters import Reporter
 from marft_jax.team.prompts import Team
+from marft_jax.team.workflows import NEED_ENV
 
 LOGGER = logging.getLogger("marft_jax")
 
@@ -156,9 +158,13 @@ def _saved(file: Path, key: str, samples: int, tasks: int) -> dict[tuple[int, in
 
 
 @contextlib.contextmanager
-def open_evaluation(config: Config) -> Iterator[PeriodicEvaluation]:
+def open_evaluation(config: Config, workflow: str) -> Iterator[PeriodicEvaluation]:
     """Opens what a training is evaluated on: its benchmarks, or without any its held-out tasks;
-    nothing without ``eval.every``."""
+    nothing without ``eval.every``.
+
+    Raises:
+        BadInput: a benchmark that is not found, or that the workflow cannot play.
+    """
     settings = config.eval
     wanted = (settings.benchmarks, config, settings.data, 1, settings.episodes)
     with contextlib.ExitStack() as stack:
@@ -166,6 +172,12 @@ def open_evaluation(config: Config) -> Iterator[PeriodicEvaluation]:
             (plan, stack.enter_context(open_source(plan.config.env, "eval")))
             for plan in (plans(*wanted) if settings.every else [])
         ]
+        for plan, _ in benchmarks:
+            if workflow in NEED_ENV and plan.config.env.name != config.env.name:
+                raise BadInput(
+                    f"--eval.benchmarks {plan.name}: expected none, as --team.workflow {workflow} "
+                    f"plays --env.name {config.env.name} alone; leave it out"
+                )
         yield PeriodicEvaluation(benchmarks)
 
 

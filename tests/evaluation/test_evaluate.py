@@ -76,6 +76,13 @@ def test_specs_that_make_no_sense_are_one_clear_line(tmp_path, specs, samples, m
     assert message in str(error.value) and "\n" not in str(error.value)
 
 
+def test_a_benchmark_that_the_workflow_cannot_play_is_refused_before_the_first_step():
+    game = {"env.name": "open_spiel", "eval.every": 100, "eval.benchmarks": "arithmetic"}
+    with pytest.raises(BadInput, match="--eval.benchmarks arithmetic: .* --env.name open_spiel al"):
+        with answers.open_evaluation(configure(game), "players"):
+            pass
+
+
 @pytest.mark.slow
 def test_training_evaluates_on_the_benchmarks_of_the_settings(tmp_path):
     flags = ["--run.dir", tmp_path / "run", "--run.steps", 1, "--algo.episodes", 8]
