@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 from marft_jax.config import Config
+from marft_jax.errors import BadInput
 from marft_jax.learning.state import TrainState
 from marft_jax.plugins import load_extra, load_plugin
 from marft_jax.team.prompts import Team
@@ -39,15 +40,29 @@ MakeStatePart: TypeAlias = Callable[[Config, Team], StatePart]
 
 
 def find_state_parts(config: Config, team: Team) -> dict[str, StatePart]:
-    """Makes the parts that the settings name, and those that the team needs, by their names."""
-    made: dict[str, MakeStatePart] = {
-        name.rpartition(":")[2]: load_plugin(name, "--run.state_parts", ())
-        for name in config.run.state_parts
+    """Makes the parts that the settings name, and those that the team needs, by their names.
+
+    Raises:
+        BadInput: two parts have the same name.
+    """
+    on = zip(team.bases, team.profiles, strict=True)
+    bases = dict.fromkeys(base for base, profile in on if profile.past is not None)
+    pools: dict[str, MakeStatePart] = {
+        "pool" if base == MAIN else f"pool-{base}": functools.partial(
+            load_extra("state.pool"), base=base
+        )
+        for base in bases
     }
-    for base, profile in zip(team.bases, team.profiles, strict=True):
-        if profile.past is not None:
-            name = "pool" if base == MAIN else f"pool-{base}"
-            made[name] = functools.partial(load_extra("state.pool"), base=base)
+    made = dict[str, MakeStatePart]()
+    for given in config.run.state_parts:
+        make, name = load_plugin(given, "--run.state_parts", ()), given.rpartition(":")[2]
+        if name in {**made, **pools}:
+            raise BadInput(
+                f"--run.state_parts {given}: expected a function with a name of its own, got "
+                f"{name}, which another part of the state has; rename it"
+            )
+        made[name] = make
+    made |= pools
     return {name: make(config, team) for name, make in made.items()}
 
 

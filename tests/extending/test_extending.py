@@ -17,9 +17,11 @@ from median import by_median
 from scripted import Scripted
 
 from marft_jax import train
+from marft_jax.config import Run
 from marft_jax.envs import base
 from marft_jax.errors import BadInput
 from marft_jax.extras.check.playing import check
+from marft_jax.learning.state_parts import find_state_parts
 from marft_jax.rollout.rollout import Rollout
 from marft_jax.team import find_workflow
 
@@ -105,6 +107,13 @@ def test_all_of_them_train_the_built_in_model(tmp_path, monkeypatch):
     assert any(row["agent/solver/grad_norm"] > 0 for row in rows)
     assert not any("critic/loss" in row for row in rows)
     assert "modulus=3" in (run / "config.yaml").read_text()
+
+
+def test_two_parts_of_the_state_with_one_name_are_refused(monkeypatch):
+    monkeypatch.syspath_prepend(str(HERE))
+    config = small.config(run=Run(state_parts=("tally:tally", "tally:tally")))
+    with pytest.raises(BadInput, match="with a name of its own, got tally"):
+        find_state_parts(config, small.team())
 
 
 SMALL = ["--algo.episodes", "32", "--critic.warmup_steps", "0"]
