@@ -82,7 +82,7 @@ class Batch(NamedTuple):
             by_base: numbers of the decisions in the rows of each base, ``[U, B, X]``.
         """
         of_data = [by_base[base].reshape(-1)[own] for base, own in self.places.items()]
-        flat = np.concatenate(of_data).astype(np.float64)
+        flat = np.concatenate([*of_data, [0.0]]).astype(np.float64)  # also where nothing is packed
         return np.where(self.chain.mask_EJ > 0, flat[self.chain.number_EJ], 0)
 
     def scatter(self, x_EJ: np.ndarray) -> dict[str, np.ndarray]:
@@ -160,6 +160,7 @@ def pack_turns(
     rng = random_keys.generator(run_seed, Stream.ROWS, *draw)
     groups = [episode.group for episode in episodes]
     loads = [_loads(own, level, len(episodes)) for own in of_base.values()]
+    loads = loads or [np.ones((len(episodes), 1), int)]  # nobody acted whose turns are packed
     blocks = balance_blocks(np.concatenate(loads, axis=1), groups, _blocks(config, groups), rng)
 
     def rows_of(base: str, data: Sequence[Datum], blocks: Sequence[Sequence[int]]) -> Packed:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import one_step
 import pytest
 import small
 from run_files import arrays_of, lines_of
@@ -94,6 +95,16 @@ def test_an_agent_without_a_teacher_learns_nothing():
         for part, x in parts.items():
             np.testing.assert_array_equal(x[0], before[target][part][0])
     assert not np.array_equal(state.adapters[MAIN]["q"]["b"][1], before["q"]["b"][1])
+
+
+def test_a_step_in_which_no_taught_agent_acts_teaches_nothing():
+    """An orchestrator calls another specialist; a solo agent is not the one that is taught."""
+    learner, team = learner_of(None, Teacher())
+    untaught = [e._replace(turns=e.turns[:1]) for e in episodes_of(team)]
+    batch = learner.pack(untaught, [np.asarray([e.reward], np.float32) for e in untaught])
+    state, estimates, _ = learner.learn(learner.init(), batch, 0)
+    assert not estimates.advantages_EJ.any() and int(state.step) == 1
+    assert one_step.same(state.adapters, learner.init().adapters)
 
 
 def test_a_teacher_whose_logprobs_are_no_numbers_stops_its_own_student_alone(monkeypatch):
