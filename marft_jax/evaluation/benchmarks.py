@@ -101,7 +101,7 @@ def plans(
     found = [_plan(spec, config, folder, samples, limit) for spec in specs] or [own]
     names = [plan.name for plan in found]
     if len(set(names)) < len(names):
-        raise BadInput(f"--benchmark: expected each once, got {' '.join(names)}")
+        raise BadInput(f"benchmarks: expected each once, got {' '.join(names)}")
     for plan in found:
         if plan.samples < 1:
             raise BadInput(f"--samples: expected at least 1, got {plan.samples}")
@@ -123,14 +123,14 @@ def _plan(
         env = dataclasses.replace(_settings(known.env, config), **more)
     elif name.endswith(SUFFIXES):
         if env.name not in ("math", "code"):
-            raise BadInput(f"--benchmark {name}: expected --env.name math or code for a file")
+            raise BadInput(f"benchmark {name}: expected --env.name math or code for a file")
         env = dataclasses.replace(env, **{"eval_data": (name,)})
         name = Path(name).stem
     elif name in BUILT_IN:
         env, tasks = _settings(name, config), limit or config.eval.episodes
     else:
         raise BadInput(
-            f"--benchmark: expected {', '.join(BENCHMARKS)}, an environment or a file "
+            f"benchmarks: expected {', '.join(BENCHMARKS)}, an environment or a file "
             f"{', '.join(SUFFIXES)}, got {name!r}"
         )
     warm = {"temperature": float(temperature)} if temperature else {}
@@ -150,4 +150,4 @@ def _file(name: str, known: Benchmark, folder: str) -> str:
     for place in places:
         if (path := Path(folder).expanduser() / place).is_file():
             return str(path)
-    raise BadInput(f"--benchmark {name}: expected one of {', '.join(places)} in --data {folder}")
+    raise BadInput(f"benchmark {name}: expected one of {', '.join(places)} in {folder}")

@@ -89,7 +89,8 @@ def learn_from(
                 state._replace(past=past), batch, step, run.pipeline.check
             )
             transcribe(run, step + 1, collected, estimates)  # while the devices update
-            warned = warned or warn_without_gradient(step + 1, collected, estimates)
+            team = run.models.team
+            warned = warned or warn_without_gradient(step + 1, collected, estimates, team)
             run.pipeline.wait_for((state, learned))
         learned |= also(state)
         metrics = measure(run, step + 1, collected, batch, learned, clock)

@@ -21,6 +21,7 @@ from marft_jax.run.metrics import Clock, check_best_metric, metrics_of
 from marft_jax.run.training import Training
 from marft_jax.run.transcripts import record, turn_numbers
 from marft_jax.sampling.protocol import version_of
+from marft_jax.team.prompts import Team
 from marft_jax.types import MAIN
 
 LOGGER = logging.getLogger("marft_jax")
@@ -45,8 +46,17 @@ _IF_SO = (
 )
 
 
-def warn_without_gradient(done: int, collected: Collected, estimates: Estimates) -> bool:
-    """Warns of a step whose advantages are all 0, so that no adapter moves; returns True then."""
+def warn_without_gradient(
+    done: int, collected: Collected, estimates: Estimates, team: Team
+) -> bool:
+    """Warns of a step in which no adapter moves, as no agent that learns acted or all advantages
+    are 0; returns True then."""
+    acted = {turn.agent for episode in collected.episodes for turn in episode.turns}
+    if not any(team.profiles[agent].learns for agent in acted):
+        who = ", ".join(sorted(team.names[agent] for agent in acted))
+        what = f"no agent that learns acted, only {who}, so no adapter moves"
+        LOGGER.warning("step %d: %s; see --team.workflow (said once)", done, what)
+        return True
     if np.any(estimates.advantages_EJ):
         return False
     earned, groups = zip(*((e.reward, e.group) for e in collected.episodes), strict=True)

@@ -220,7 +220,7 @@ def _adapters(profiles: tuple[Profile, ...], on: Sequence[str], shared: bool) ->
         if profile.past is not None and profile.past not in learning:
             raise BadInput(
                 f"{_SOURCE}: agent {profile.name!r}: past: expected an agent on its base that "
-                f"learns, of {', '.join(learning)}, got {profile.past!r}"
+                f"learns, of {', '.join(learning) or 'which there is none'}, got {profile.past!r}"
             )
     if not any(profile.learns for profile in profiles):
         raise BadInput(f"{_SOURCE}: expected an agent that learns, but all have `trainable: false`")

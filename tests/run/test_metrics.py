@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import io
 import json
 import logging
@@ -10,10 +11,13 @@ import logging.config
 import math
 import re
 import resource
+import types
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import small
 from rich.console import Console
 
 from marft_jax.errors import RunFailed
@@ -21,6 +25,7 @@ from marft_jax.formats import jsonlines
 from marft_jax.run import reporters
 from marft_jax.run.directory import disk_errors
 from marft_jax.run.loggers import TensorBoard
+from marft_jax.run.measuring import warn_without_gradient
 from marft_jax.run.progress import Progress, clock
 from marft_jax.run.reporters import open_reporter
 
@@ -321,3 +326,16 @@ def test_a_library_that_configures_logging_closes_no_report(tmp_path):
         logging.config.dictConfig({"version": 1, "disable_existing_loggers": False})
         report.log(1, {"x": 1})
     assert [line["step"] for line in read(tmp_path)] == [1]
+
+
+@pytest.mark.parametrize("acts", [0, 1])
+def test_a_step_in_which_no_agent_that_learns_acted_is_named(acts, caplog):
+    """A frozen agent alone (solo, an orchestrator that calls nobody) earns, and nothing moves."""
+    team = small.team(2)
+    [first, second] = team.profiles
+    team = team._replace(profiles=(first, dataclasses.replace(second, trainable=False)))
+    episode = small.episode(0, [small.turn(acts, [1], [2])], [1.0])
+    collected: Any = types.SimpleNamespace(episodes=[episode])
+    moved: Any = types.SimpleNamespace(advantages_EJ=np.ones((1, 1)))
+    assert warn_without_gradient(3, collected, moved, team) == bool(acts)
+    assert (f"no agent that learns acted, only {second.name}" in caplog.text) == bool(acts)
