@@ -178,9 +178,8 @@ def _without_bots(team: Team, config: Config) -> tuple[Team, Config]:
 
 def _members(team: Team, agents: Sequence[int]) -> Team:
     """Makes a team of some of its agents, by number."""
-    fields = ("profiles", "sampling", "bases", "owners", "tokenizers", "contexts")
-    fields += ("messages", "tools")  # empty where no agent has any
-    own = {name: whole for name in fields if (whole := getattr(team, name))}
+    # the tuples of a team have one part for each member, or none
+    own = {name: x for name, x in team._asdict().items() if type(x) is tuple and x}
     chosen: dict[str, Any] = {n: tuple(map(whole.__getitem__, agents)) for n, whole in own.items()}
     return team._replace(**chosen)
 
