@@ -26,7 +26,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     parser = cli.run_parser("marft_jax.chat", __doc__)
     with cli.boundary():
         own, rest = parser.parse_known_args(argv)
-        config = cli.parse_run(own.run, own.base, rest, prog="marft_jax.chat")
+        config = cli.parse_run(own.run, own.base, rest, "marft_jax.chat", plays_tasks=False)
         # after the settings are checked: JAX takes seconds to import
         from marft_jax.run.loaded_team import LoadedTeam
         from marft_jax.run.transcripts import render

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
 import io
 import json
 import os
@@ -102,18 +103,29 @@ def parse_training(argv: Sequence[str]) -> Config:
 
 
 def parse_run(
-    run: str | None, base: str | None, flags: Sequence[str], prog: str = "marft_jax.evaluate"
+    run: str | Path | None,
+    base: str | None,
+    flags: Sequence[str],
+    prog: str = "marft_jax.evaluate",
+    *,
+    plays_tasks: bool = True,
 ) -> Config:
     """Builds the config of a run, or of a bare base, with flags that come after.
+
+    Args:
+        plays_tasks: else an environment of a user's own is not imported, only named.
 
     Raises:
         BadInput: there is no run in that directory, or a setting is wrong.
     """
     bare: list[Words] = [] if base is None else [{"model.base": [base]}]
-    before = bare if run is None else [read_run(run)]
-    config = _to_play([*before, *_command_line(flags, prog)])
+    layers = [*(bare if run is None else [read_run(str(run))]), *_command_line(flags, prog)]
+    name = " ".join(merge(layers).get("env.name", []))
+    if alone := not plays_tasks and ":" in name:
+        layers = [{k: v for k, v in one.items() if k[:4] != "env."} for one in layers]
+    config = _to_play(layers)
     check_team(config)
-    return config
+    return dataclasses.replace(config, env=config_lib.EnvSettings(name)) if alone else config
 
 
 def _to_play(layers: Sequence[Words]) -> Config:

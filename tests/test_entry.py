@@ -13,6 +13,7 @@ import sys
 
 import pytest
 import small
+import yaml
 from rich.console import Console
 
 import marft_jax
@@ -235,6 +236,18 @@ def test_evaluate_and_chat_take_the_settings_and_the_team_of_the_run(tmp_path):
     found = cli.parse_run(str(run), None, ["--eval.temperature", "0.5"])
     assert (found.team.max_new_tokens, found.eval.temperature) == (9, 0.5)
     assert found.team.file == str(run / "team.yaml") and found.run.dir == str(run)
+
+
+@pytest.mark.parametrize("name", ["<python>:Gone", "gone_module:Env", "json:Gone"])
+def test_what_plays_no_tasks_opens_a_run_whose_environment_is_gone(name, tmp_path):
+    write = {"env": {"name": name, "options": ["size=3"]}, "run": {"seed": 4}}
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(write))
+    found = cli.parse_run(tmp_path, None, ["--env.options", "b=1"], plays_tasks=False)
+    assert (found.env.name, found.run.seed) == (name, 4)
+    with pytest.raises(BadInput, match="env.name"):
+        cli.parse_run(tmp_path, None, [])
+    with pytest.raises(BadInput, match="did you mean"):
+        cli.parse_run(tmp_path, None, ["--run.sed", "1"], plays_tasks=False)
 
 
 def test_training_refuses_samples_that_teach_nothing_and_step_rewards_that_are_none():

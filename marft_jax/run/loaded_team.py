@@ -26,7 +26,7 @@ class LoadedTeam:
     Args:
         run: a run directory; None for the bare base.
         config: the model, the team, and in ``eval.temperature`` how it samples; by default as the
-            run has it, see ``configure_run``.
+            run has it, see ``configure_run``, and without its environment.
         step: the checkpoint of the run that is used: a number, ``best`` or ``latest``.
 
     Raises:
@@ -36,7 +36,7 @@ class LoadedTeam:
     def __init__(
         self, run: str | Path | None, config: Config | None = None, step: int | str = "latest"
     ) -> None:
-        config = config or cli.configure_run(run)
+        config = config or cli.parse_run(run, None, [], plays_tasks=False)
         blueprint = check_team(config)
         if (workflow := config.team.workflow or blueprint.workflow) in NEED_ENV:
             raise BadInput(

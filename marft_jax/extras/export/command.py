@@ -34,7 +34,8 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     with cli.boundary():
         own, rest = parser.parse_known_args(argv)
         check_local("--out", own.out)
-        config = cli.parse_run(own.run, None, [*rest, *_ANY_MACHINE], prog="marft_jax.export")
+        flags = *rest, *_ANY_MACHINE
+        config = cli.parse_run(own.run, None, flags, "marft_jax.export", plays_tasks=False)
         # after the settings are checked: JAX takes seconds to import
         from marft_jax.extras.export import hub
         from marft_jax.extras.export.exporting import export

@@ -49,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     with cli.boundary():
         own, rest = parser.parse_known_args(argv)
         keys, names = read_keys(own)
-        config = cli.parse_run(own.run, own.base, rest, prog="marft_jax.serve")
+        config = cli.parse_run(own.run, own.base, rest, "marft_jax.serve", plays_tasks=False)
         with needs("serve"):
             from marft_jax.extras.gateway import http
         with (
