@@ -149,6 +149,8 @@ def _faults(team: Blueprint) -> Iterator[str]:
         yield f"messages: expected one for each of the {len(agents)} agents, got {messages}"
     if team.edges and not team.nodes:
         yield "edges: expected nodes too, got none; list them under `nodes:`"
+    if "team" in [profile.name for profile in agents]:
+        yield "agents: expected other names than 'team', which names all of them; rename that agent"
     adapters = dict.fromkeys(profile.adapter or profile.name for profile in agents)
     for what, some in (("names", [p.name for p in agents]), ("adapters", [*adapters])):
         folded = [name.casefold() for name in some]

@@ -67,6 +67,7 @@ def test_what_is_dumped_loads_again(tmp_path, blueprint):
         ("judge: solver", "judge: [solver]", "judge: expected text or none, got ['solver']"),
         ("workflow: dag", "workflw: dag", "did you mean 'workflow'?"),
         ("nodes:", "knots:", "knots: unknown key"),
+        ("name: planner", "name: team", "expected other names than 'team', which names all of"),
     ],
 )
 def test_a_wrong_line_is_named(tmp_path, old, new, expected):

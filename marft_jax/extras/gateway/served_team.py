@@ -52,7 +52,7 @@ class ServedTeam:
     def __init__(self, team: Team, batcher: Batcher, plays: MakePlayer, threads: Executor) -> None:
         self._team, self._batcher = team, batcher
         self._plays, self._threads = plays, threads
-        self.models = (TEAM, *(name for name in team.names if name != TEAM))
+        self.models = (TEAM, *team.names)
         self.one_of_each_base = tuple(dict(zip(team.bases, team.names, strict=True)).values())
 
     async def answer(self, call: Call, watch: Watch | None = None) -> list[Choice]:
