@@ -10,12 +10,14 @@ itself. A demonstration is a line of JSON, written by hand or taken from a trans
 episode ends after one step and earns the line's ``reward`` or 0. A transcript has both: the number
 as ``index``, and the text, which must be the text of that task. A turn may have two flags: ``tool``
 (it called a tool) and ``truncated`` (its token limit cut it off). With ``calls``, as transcripts
-have them, its tools are not called again.
+have them, its tools are not called again. With ``ids``, as transcripts have them, it is learned as
+it was sampled, if these ids have its text; otherwise its text is encoded.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -31,6 +33,7 @@ from marft_jax.models.tokenizers.tokenizer import Tokenizer
 from marft_jax.plugins import Failure, number_of, shown, text_of
 from marft_jax.rollout.actions import Action, ActionSampler, places_of
 from marft_jax.rollout.rollout import Rollout
+from marft_jax.sampling import stops
 from marft_jax.sampling.protocol import Completion
 from marft_jax.setting import fault_of
 from marft_jax.team.profiles import Profile
@@ -49,6 +52,7 @@ class RecordedTurn(NamedTuple):
         tool: the turn called a tool.
         truncated: its token limit cut it off.
         calls: its calls of the agent's tools, whose answers are used in place of new calls.
+        ids: its tokens as they were sampled; none where they are not known.
     """
 
     agent: str
@@ -56,6 +60,7 @@ class RecordedTurn(NamedTuple):
     tool: bool = False
     truncated: bool = False
     calls: tuple[AnsweredCall, ...] = ()
+    ids: tuple[int, ...] = ()
 
 
 class Demonstration(NamedTuple):
@@ -138,7 +143,9 @@ def _turn(turn: Any, what: str) -> RecordedTurn:
     except ValidationError as error:
         raise BadInput(f"{what}, calls{fault_of(error, tuple[AnsweredCall, ...])}") from None
     calls = tuple(call._replace(answer=text_of(what, call.answer)) for call in calls)
-    return RecordedTurn(agent, text, tool not in (None, False), cut is True, calls)
+    given = cast(list[Any], ids if isinstance(ids := fields.get("ids"), list) else [])
+    ids = tuple(given) if all(type(i) is int for i in given) else ()
+    return RecordedTurn(agent, text, tool not in (None, False), cut is True, calls, ids)
 
 
 def demonstrated(
@@ -222,7 +229,13 @@ def _recorded_sampler(own: Demonstration, team: Team) -> ActionSampler:
         if turn.agent != name:
             raise Failure(f"turn {k}: expected {name}, whose turn it is, got {turn.agent}")
         tokenizer, limit = team.tokenizers[act.agent], act.sampling.max_new_tokens
-        ids = np.asarray(_recorded_ids(turn, tokenizer, limit, f"turn {k}"), np.int32)
+        said = functools.partial(tokenizer.said, act.prompt.tolist())
+        fits = {*turn.ids} <= tokenizer.tokens and len(turn.ids) <= limit
+        if fits and turn.ids and stops.text_of(turn.ids, act.sampling.stop, said) == turn.text:
+            found = turn.ids  # encoding a text need not give what was sampled
+        else:
+            found = _recorded_ids(turn, tokenizer, limit, f"turn {k}")
+        ids = np.asarray(found, np.int32)
         why = "length" if turn.truncated else "end"
         return Action(Completion(ids, np.zeros(len(ids), np.float32), why), turn.calls)
 

@@ -32,9 +32,9 @@ def record(
 
     ``prompt`` is what the model read, special tokens included. ``calls`` are a turn's calls of the
     agent's tools, and ``tool`` is what these or a tool of the environment answered. ``D[i][j]`` is
-    1 where turn i was shown turn j; ``tokens`` is the half-open span of a turn in the episode's
-    action tokens, in acting order. ``alone`` is what agents earn alone on the task, where that is
-    known.
+    1 where turn i was shown turn j; ``ids`` are the tokens of an action, and ``tokens`` is their
+    half-open span in the episode's action tokens, in acting order. ``alone`` is what agents earn
+    alone on the task, where that is known.
 
     Args:
         decoders: of each agent.
@@ -160,6 +160,7 @@ def _turns(turns: Sequence[Turn], decoders: Sequence[Decode]) -> Iterator[dict[s
             "text": turn.text,
             **({} if turn.tool is None else {"tool": turn.tool}),
             **({"calls": [call._asdict() for call in turn.calls]} if turn.calls else {}),
+            "ids": turn.action.tolist(),
             "tokens": [start, end],
             "sees": turn.sees,
             "truncated": turn.truncated,

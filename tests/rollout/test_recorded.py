@@ -19,6 +19,7 @@ from marft_jax.models.tokenizers.tokenizer import ByteTokenizer
 from marft_jax.rollout import recorded
 from marft_jax.rollout.rollout import Rollout
 from marft_jax.run import transcripts
+from marft_jax.sampling import stops
 from marft_jax.team.dag import Graph, Node
 from marft_jax.team.profiles import Profile
 from marft_jax.team.team_files import Blueprint, load_team
@@ -91,6 +92,28 @@ def test_a_transcript_is_played_again_token_by_token(workflow, how, tmp_path):
             assert not now.logprobs.any() and now.temperature == 1.0
             plain = {"action": (), "prompt": (), "logprobs": (), "temperature": 1.0}
             assert before._replace(**plain) == now._replace(**plain)
+
+
+@pytest.mark.parametrize(
+    ("ids", "why", "stop"),
+    [
+        ([0xC3, 0xC3, 49, END], "end", ()),  # encoding U+FFFD gives three bytes
+        ([0xC3] * 6, "length", ()),
+        ([32, 49, 46], "end", (".",)),  # a text that ends with its stop text
+    ],
+)
+def test_an_action_is_learned_with_the_ids_that_were_sampled(ids, why, stop, tmp_path):
+    team = small.team_of(PAIR, context=200, max_new_tokens=6, stop=stop)
+    text = stops.text_of(ids, stop, team.decoders[0])
+    own = {"agent": "planner", "text": text, "ids": ids, "truncated": why == "length"}
+    edited = own | {"text": "7", "truncated": False}  # these are not its ids
+    strange = [edited | {"ids": given} for given in ([-1, 9999], 3, ["a", True])]
+    rows = [{"task": 1, "turns": [one, {"agent": "solver", "text": "1"}]}
+            for one in (own, edited, *strange)]  # fmt: skip
+    found = demonstrations_in(map(json.dumps, rows), tmp_path)
+    kept, *encoded = replayed(found, team, "sequential", SUMS)
+    assert kept.turns[0].action.tolist() == ids and kept.turns[0].text == text
+    assert [episode.turns[0].action.tolist() for episode in encoded] == [[55, END]] * 4
 
 
 def test_what_the_workflow_cannot_replay_is_told_with_its_line(tmp_path):

@@ -66,6 +66,7 @@ def test_an_episode_is_one_line_with_its_turns():
         "step": 0,
         "prompt": "<user>p!",
         "text": "[b]16[/b]",
+        "ids": [*b"[b]16[/b]"],
         "tokens": [5, 14],
         "sees": [0],
         "truncated": True,
