@@ -19,6 +19,7 @@ from pydantic_core import to_jsonable_python
 from marft_jax.errors import BadInput
 from marft_jax.setting import (
     LARGEST,
+    NUMBER,
     Count,
     Derived,
     Fraction,
@@ -26,6 +27,7 @@ from marft_jax.setting import (
     NonNegative,
     Positive,
     Section,
+    Share,
     check_local,
     get,
     replaced,
@@ -41,7 +43,7 @@ def _finite_logits(temperature: float) -> float:
     return temperature
 
 
-Temperature = Annotated[float, Field(ge=0, le=1e30), AfterValidator(_finite_logits)]
+Temperature = Annotated[float, Field(ge=0, le=1e30), AfterValidator(_finite_logits), NUMBER]
 Stops = Annotated[
     tuple[Annotated[str, Field(min_length=1, max_length=1000)], ...], Field(max_length=16)
 ]
@@ -139,7 +141,7 @@ class Team(Section):
     An agent's profile may override this setting and those below."""
     temperature: Temperature = setting(1.0, needs="agents.temperature none")
     """Sampling temperature; 0: greedy."""
-    top_p: Annotated[float, Field(gt=0, le=1)] = setting(1.0, needs="agents.top_p none")
+    top_p: Share = setting(1.0, needs="agents.top_p none")
     """Samples from the fewest tokens whose probabilities add up to this, after top_k; 1: off."""
     top_k: Natural = setting(0, needs="agents.top_k none")
     """Samples from this many most likely tokens; 0: off."""

@@ -31,7 +31,8 @@ from types import NoneType, UnionType
 from typing import Annotated, Any, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 import numpy as np
-from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic_core import PydanticCustomError
 
 from marft_jax.errors import BadInput
 
@@ -40,12 +41,22 @@ C = TypeVar("C")
 LARGEST = 2**31 - 1
 """Largest whole number that a device counts with."""
 
-Natural = Annotated[int, Field(ge=0, le=LARGEST)]
-Count = Annotated[int, Field(ge=1, le=LARGEST)]
-NonNegative = Annotated[float, Field(ge=0)]
-Positive = Annotated[float, Field(gt=0)]
-Fraction = Annotated[float, Field(ge=0, le=1)]
-Seconds = Annotated[float, Field(ge=0.1)]
+
+def _number(value: object) -> object:
+    """Refuses true and false, which Python counts as 1 and 0."""
+    if isinstance(value, bool):
+        raise PydanticCustomError("number", "a number")
+    return value
+
+
+NUMBER = BeforeValidator(_number)
+Natural = Annotated[int, Field(ge=0, le=LARGEST), NUMBER]
+Count = Annotated[int, Field(ge=1, le=LARGEST), NUMBER]
+NonNegative = Annotated[float, Field(ge=0), NUMBER]
+Positive = Annotated[float, Field(gt=0), NUMBER]
+Fraction = Annotated[float, Field(ge=0, le=1), NUMBER]
+Share = Annotated[float, Field(gt=0, le=1), NUMBER]
+Seconds = Annotated[float, Field(ge=0.1), NUMBER]
 
 _ADDRESS = re.compile(r"[a-z][a-z0-9+.-]+:/|hub:", re.IGNORECASE)  # one letter is a drive
 

@@ -12,7 +12,7 @@ from pydantic.dataclasses import dataclass
 
 from marft_jax.config import Model
 from marft_jax.errors import BadInput
-from marft_jax.setting import Count, Derived, Section, setting
+from marft_jax.setting import Count, Derived, Positive, Section, setting
 from marft_jax.types import MAIN
 
 
@@ -36,7 +36,7 @@ class Base(Section):
     """Lets the model think before it answers, or a level of effort; none: --model.thinking."""
     calls: str | None = None
     """Form in which the model calls tools; none: --model.calls."""
-    lr: Annotated[float, Field(gt=0)] | None = None
+    lr: Positive | None = None
     """Learning rate of the adapters on it; none: --algo.lr."""
 
     def settings(self, usual: Model) -> Model:

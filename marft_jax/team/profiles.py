@@ -12,7 +12,7 @@ from pydantic.dataclasses import dataclass
 
 from marft_jax import config
 from marft_jax.config import Stops, Temperature
-from marft_jax.setting import Count, Fraction, Natural, Section, setting
+from marft_jax.setting import Count, Fraction, Natural, Section, Share, setting
 from marft_jax.team.teachers import Teacher
 from marft_jax.tools import check_entry
 from marft_jax.types import Sampling
@@ -76,7 +76,7 @@ class Profile(Section):
     """Longest action, in tokens; none: --team.max_new_tokens."""
     temperature: Temperature | None = None
     """Sampling temperature; 0: greedy; none: --team.temperature."""
-    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    top_p: Share | None = None
     """Samples from the fewest tokens whose probabilities add up to this; none: --team.top_p."""
     top_k: Natural | None = None
     """Samples from this many most likely tokens; 0: off; none: --team.top_k."""

@@ -67,6 +67,12 @@ def test_what_is_dumped_loads_again(tmp_path, blueprint):
         ("judge: solver", "judge: [solver]", "judge: expected text or none, got ['solver']"),
         ("workflow: dag", "workflw: dag", "did you mean 'workflow'?"),
         ("nodes:", "knots:", "knots: unknown key"),
+        ("prompt: p", "temperature: true", "agents[0].temperature: expected a number from 0 to"),
+        ("prompt: p", "top_p: yes", "top_p: expected a number above 0 to 1 or none, got True"),
+        ("prompt: p", "max_new_tokens: on", "expected a whole number from 1 or none, got True"),
+        ("prompt: p", "top_k: false", "expected a whole number from 0 or none, got False"),
+        ("prompt: p", "min_p: .nan", "expected a number from 0 to 1 or none, got nan"),
+        ("nodes:", "bases: {x: {model: m, lr: true}}\nnodes:", "bases.x.lr: expected a number"),
         ("name: planner", "name: team", "expected other names than 'team', which names all of"),
     ],
 )
