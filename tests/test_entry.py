@@ -238,6 +238,19 @@ def test_evaluate_and_chat_take_the_settings_and_the_team_of_the_run(tmp_path):
     assert found.team.file == str(run / "team.yaml") and found.run.dir == str(run)
 
 
+@pytest.mark.parametrize("name", ["config.yaml", "team.yaml"])
+@pytest.mark.parametrize("share", [0.3, 0.6, 0.9])
+def test_a_file_of_a_run_that_was_cut_off_is_not_read_with_defaults(name, share, tmp_path):
+    directory.write_settings(tmp_path, cli.configure(), Blueprint(BUILT_IN, workflow="solo"))
+    file = tmp_path / name
+    whole = file.read_text().splitlines()
+    file.write_text("\n".join(whole[: int(len(whole) * share)]))
+    with pytest.raises(BadInput, match=f"{name}: expected the last line '# end'"):
+        cli.parse_run(tmp_path, None, [])
+    file.write_text("\n".join([*whole, "# a remark of the user"]))
+    assert cli.parse_run(tmp_path, None, [])
+
+
 @pytest.mark.parametrize("name", ["<python>:Gone", "gone_module:Env", "json:Gone"])
 def test_what_plays_no_tasks_opens_a_run_whose_environment_is_gone(name, tmp_path):
     write = {"env": {"name": name, "options": ["size=3"]}, "run": {"seed": 4}}

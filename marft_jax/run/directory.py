@@ -98,9 +98,9 @@ def _holds_something(path: Path) -> bool:
 def write_settings(folder: Path, config: Config, blueprint: Blueprint) -> None:
     """Writes ``config.yaml`` and ``team.yaml``."""
     own = replaced(config, "team.file", "team.yaml")  # beside it
-    jsonlines.write(folder / "team.yaml", [dump_team(blueprint)])
-    text = config_lib.dump(own, several={*blueprint.on} != {MAIN})
-    jsonlines.write(folder / "config.yaml", [text])
+    settings = config_lib.dump(own, several={*blueprint.on} != {MAIN})
+    for name, text in (("team.yaml", dump_team(blueprint)), ("config.yaml", settings)):
+        jsonlines.write(folder / name, [config_lib.FIRST_LINE, text + config_lib.LAST_LINE])
 
 
 @contextlib.contextmanager
