@@ -172,7 +172,7 @@ class EnvSession:
         if recorded:
             self._tools.repeat(box, recorded)
             return messages_of(recorded), tuple(recorded)
-        _, calls = find_calls(turn.action.tolist(), box.definitions, tokenizer)
+        _, calls = find_calls(turn.action.tolist(), box.definitions, tokenizer, turn.form)
         names = {tool.name for tool in box.tools}
         if self._has_tool and not any(call.name in names for call in calls):
             text = _text("the environment's tool", self._env.tool, turn, or_none=True)

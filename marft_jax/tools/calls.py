@@ -51,16 +51,18 @@ class CallWriter(Protocol):
 
 
 def find_calls(
-    ids: Sequence[int], tools: Tools, tokenizer: CallWriter
+    ids: Sequence[int], tools: Tools, tokenizer: CallWriter, form: str = ""
 ) -> tuple[str, list[ToolCall]]:
     """Finds calls in what was sampled; returns its text without them, and the calls.
 
     Args:
         tools: those that the agent has. A text may call others, too.
+        form: of the text (``Request.form``), which decides if it is a call; "": any text.
     """
     text, calls = tokenizer.spell(ids, BROKEN).strip(), list[ToolCall]()
-    if tools and (form := find_form(tokenizer)) is not None:
-        text, calls = form.read(text, tools)
+    may_call = not form or text.startswith(openings_of(form))
+    if tools and may_call and (own := find_form(tokenizer)) is not None:
+        text, calls = own.read(text, tools)
     plain = [[part.replace(BROKEN, "") for part in call] for call in calls]
     content = tokenizer.show(text, BROKEN)
     return content, [ToolCall(*(text_of("a call", part) for part in call)) for call in plain]
@@ -211,6 +213,13 @@ def form_with_calls(form: str, tools: Tools, tokenizer: CallWriter) -> str:
     """
     ways = [[json.loads(form)]] if form else []
     return json.dumps([*ways, *(form_of_call(tool, tokenizer) for tool in tools)])
+
+
+def openings_of(form: str) -> tuple[str, ...]:
+    """Returns the texts with which the calls of a form begin; "" where every text is a call."""
+    ways = [way[0] for way in json.loads(form) if isinstance(way, list)]  # a schema alone has none
+    texts = tuple(text.lstrip() for text in ways if isinstance(text, str))
+    return texts if len(texts) < len(ways) or not ways else ("",)
 
 
 def form_of_call(tool: Mapping[str, Any], tokenizer: CallWriter) -> list[Any]:

@@ -13,8 +13,10 @@ from typing import Any
 def read(turn: Any, tokenizer: Any, ids: Any) -> tuple[str, Any]:
     """Text of what was sampled without its calls, and the calls."""
     forms: Any = importlib.import_module("forms")
-    text = tokenizer.decode(ids, skip_special_tokens=False)
-    return forms.FORMS[turn["form"]].read(text.strip(), turn["definitions"])
+    text = tokenizer.decode(ids, skip_special_tokens=False).strip()
+    if not text.startswith(tuple(turn["openings"])):  # its grammar decides if it is a call
+        return text, []
+    return forms.FORMS[turn["form"]].read(text, turn["definitions"])
 
 
 def messages(turn: Any, tokenizer: Any, ids: Any) -> list[Any]:

@@ -13,7 +13,15 @@ from typing import Any
 from marft_jax.plugins import load_extra
 from marft_jax.team.profiles import last_answering
 from marft_jax.team.prompts import Team
-from marft_jax.tools import calculator, for_model, form_name, form_with_calls, forms, name_of
+from marft_jax.tools import (
+    calculator,
+    for_model,
+    form_name,
+    form_with_calls,
+    forms,
+    name_of,
+    openings_of,
+)
 from marft_jax.types import THINKING
 
 _Model = tuple[str, str]
@@ -97,9 +105,11 @@ def _tools(team: Team, agent: int, most_calls: int) -> dict[str, Any]:
     messages, shown = for_model(opening, tools, tokenizer)
     form = team.profiles[agent].form
     grammar = functools.partial(load_extra("form.grammar"), tokenizer=tokenizer) if form else str
+    calling = form and form_with_calls(form, tools, tokenizer)
     return {
         "grammar": grammar(form),
-        "calling": grammar(form and form_with_calls(form, tools, tokenizer)),
+        "calling": grammar(calling),
+        "openings": openings_of(calling) if form else [""],
         "system": messages[0]["content"].strip(),
         "form": form_name(tokenizer) if tools else "",
         "tools": carried,

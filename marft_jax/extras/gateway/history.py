@@ -102,15 +102,16 @@ def form_of(team: Team, agent: int, call: Call) -> str:
 
 
 def split_calls(
-    tokenizer: Tokenizer, call: Call, ids: np.ndarray, text: str, prefix: str
+    tokenizer: Tokenizer, call: Call, ids: np.ndarray, text: str, prefix: str, form: str
 ) -> tuple[str, tuple[Message, ...]]:
     """What an answer says beside its calls of tools, and these.
 
     Args:
         text: of the ids, up to a stop text.
+        form: see ``form_of``.
     """
     names = [tool["function"]["name"] for tool in call.tools]
-    content, calls = find_calls(ids.tolist(), call.tools, tokenizer)
+    content, calls = find_calls(ids.tolist(), call.tools, tokenizer, form)
     if text.startswith("<think>") and not content.startswith("<think>"):
         content = f"<think>{content}"  # the prompt opened it
     known = [own for own in calls if own.name in names]  # a client cannot answer others
@@ -176,7 +177,8 @@ class History:
             if call.prompts:
                 stop = call.stop or self._team.sampling[turn.agent].stop
                 text = continuation(tokenizer, turn.action, stop)
-            text, calls = split_calls(tokenizer, call, turn.action, text, f"c{turn.index:04d}")
+            own = text, f"c{turn.index:04d}", turn.form
+            text, calls = split_calls(tokenizer, call, turn.action, *own)
             sampled = turn.action, turn.logprobs, turn.truncated, turn.prompt
             choice = Choice(text, *sampled, tokenizer.decode, calls=calls)
             choices.append(choice)

@@ -122,7 +122,7 @@ class ServedTeam:
                 wait.cancel()
         tokenizer = self._team.tokenizers[agent]
         return [
-            choice_of(call, prompt, sampling.stop, own, tokenizer)
+            choice_of(call, prompt, sampling.stop, own, tokenizer, form)
             for (prompt, sampling), own in zip(asked, done, strict=True)
         ]
 
@@ -163,12 +163,13 @@ def choice_of(
     stop: Sequence[str],
     completion: Completion,
     tokenizer: Tokenizer,
+    form: str = "",
 ) -> Choice:
     ids, logprobs, why, *_ = completion
     said = functools.partial(tokenizer.said, prompt.tolist())
     text = text_of(ids.tolist(), stop, said).rstrip("\ufffd")  # half a character
     text = continuation(tokenizer, ids, stop) if call.prompts else text
-    text, calls = split_calls(tokenizer, call, ids, text, secrets.token_hex(3)[:5])
+    text, calls = split_calls(tokenizer, call, ids, text, secrets.token_hex(3)[:5], form)
     return Choice(text, ids, logprobs, why == "length", prompt, tokenizer.decode, calls=calls)
 
 

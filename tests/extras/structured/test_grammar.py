@@ -27,7 +27,7 @@ from marft_jax.team.assemble import make_team
 from marft_jax.team.profiles import Profile
 from marft_jax.team.team_files import Blueprint, dump_team, load_team
 from marft_jax.team.workflows import find_workflow
-from marft_jax.tools import find_calls, form_of_call
+from marft_jax.tools import find_calls, form_of_call, form_with_calls
 from marft_jax.types import MAIN, Sampling, StepResult
 
 TOKENIZER = ByteTokenizer()
@@ -123,6 +123,26 @@ MIXED = {
     "required": ["n", "t"],
 }
 QUOTES_BY_A_TOKEN = ("gemma4", "lfm2", "lfm2.5", "olmo3")
+
+
+LIKE_CALLS = [
+    {"name": "add"},
+    {"name": "add", "arguments": {"n": True}},
+    {"name": "x", "parameters": {"n": 1}},
+    {"t": '<tool_call> {"name": "add", "arguments": {}} </tool_call>'},
+]
+
+
+@pytest.mark.parametrize("name", ["llama3", "mistral", "hermes", "qwen3.5", "glm", "deepseek3.1"])
+@pytest.mark.parametrize("answer", [json.dumps(one) for one in LIKE_CALLS])
+def test_an_answer_that_follows_the_schema_is_no_call(name, answer):
+    """The grammar decides, as it does for a call, also where the answer looks like a call."""
+    tokenizer = tokenizer_of(name)
+    tools = [{"function": {"name": "add", "parameters": TOOL}}]
+    form = form_with_calls('{"type": "object"}', tools, tokenizer)
+    assert find_calls(tokenizer.encode(answer), tools, tokenizer, form)[1] == []
+    call = tokenizer.encode(tokenizer.write_call("add", {"n": True}) or "")
+    assert len(find_calls(call, tools, tokenizer, form)[1]) == 1
 
 
 @pytest.mark.parametrize("name", sorted({*FAMILIES} - {*QUOTES_BY_A_TOKEN}))
