@@ -60,7 +60,8 @@ def find_calls(
         form: of the text (``Request.form``), which decides if it is a call; "": any text.
     """
     text, calls = tokenizer.spell(ids, BROKEN).strip(), list[ToolCall]()
-    may_call = not form or text.startswith(openings_of(form))
+    last = text.rpartition("<|start|>assistant")[2].lstrip()  # of the messages of gpt-oss
+    may_call = not form or last.startswith(openings_of(form))
     if tools and may_call and (own := find_form(tokenizer)) is not None:
         text, calls = own.read(text, tools)
     plain = [[part.replace(BROKEN, "") for part in call] for call in calls]

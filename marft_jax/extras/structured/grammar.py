@@ -16,6 +16,7 @@ from marft_jax.errors import BadInput, described, one_line
 from marft_jax.formats.foreign import readable
 from marft_jax.models.tokenizers.tokenizer import Tokenizer
 from marft_jax.sampling.constraints import Constraint
+from marft_jax.types import without_thinking
 
 
 def check(form: str, where: str, tokenizer: Tokenizer | None = None, rest: bool = True) -> None:
@@ -51,7 +52,7 @@ def violates(form: str, text: str) -> bool:
 
     schema = _schema_of(form)
     try:
-        return not validator_for(schema)(schema).is_valid(json.loads(text))
+        return not validator_for(schema)(schema).is_valid(json.loads(without_thinking(text)))
     except (ValueError, re.error):  # cut off; or another pattern is one of the grammar alone
         return False
 
@@ -183,6 +184,10 @@ def _for_grammar(schema: dict[str, Any], rest: bool) -> dict[str, Any]:
 # and a schema may begin alike, and a free text is one piece with what ends it.
 _PIECES = re.compile(r'"(?:\\.|[^"\\])*"|[:,] |[^":,{}\[\]]+|.')
 _TEXT = r"(?s:[^<]|<+[^<\/])*<*"
+_CHANNELS = {"<|start|>", "<|channel|>", "<|message|>", "<|end|>"}
+"""Tokens of gpt-oss, which writes its thoughts and its answer as messages of different channels."""
+_THOUGHT = ["<|channel|>analysis<|message|>", [], "<|end|><|start|>assistant"]
+_FINAL = "<|channel|>final<|message|>"
 _ONE_LINE: Any = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 """JSON is written on one line, as Python's ``json`` does: a model that may write white space
 anywhere may never end."""
@@ -199,6 +204,9 @@ def grammar_of(form: str, special: tuple[tuple[str, int], ...] = (), rest: bool 
     from llguidance import LLMatcher
 
     ways, ids = json.loads(form), dict(special)
+    if _CHANNELS <= ids.keys():
+        ways = [[ways]] if isinstance(ways, dict) else ways
+        ways = [[_THOUGHT, _FINAL * isinstance(way[0], dict), *way] for way in ways]
     if isinstance(ways, dict):
         return LLMatcher.grammar_from_json_schema(_for_grammar(ways, rest), overrides=_ONE_LINE)
     marks = re.compile(f"({'|'.join(map(re.escape, ids)) or '(?!)'})")

@@ -28,7 +28,7 @@ from marft_jax.team.profiles import Profile
 from marft_jax.team.team_files import Blueprint, dump_team, load_team
 from marft_jax.team.workflows import find_workflow
 from marft_jax.tools import find_calls, form_of_call, form_with_calls
-from marft_jax.types import MAIN, Sampling, StepResult
+from marft_jax.types import MAIN, Sampling, StepResult, without_thinking
 
 TOKENIZER = ByteTokenizer()
 SCHEMA = {
@@ -123,6 +123,27 @@ MIXED = {
     "required": ["n", "t"],
 }
 QUOTES_BY_A_TOKEN = ("gemma4", "lfm2", "lfm2.5", "olmo3")
+
+
+@pytest.mark.parametrize("with_calls", [False, True])
+def test_json_stands_in_the_final_channel_of_a_model_that_writes_channels(with_calls):
+    """It may think before, as it was trained to; a call has its own head."""
+    tokenizer, rng = tokenizer_of("gpt-oss"), np.random.default_rng(5)
+    tools = [{"function": {"name": "add", "parameters": TOOL}}]
+    form, seen = form_with_calls(FORM, tools, tokenizer) if with_calls else FORM, set()
+    check(form, "format", tokenizer)
+    ends = [*tokenizer.encode("<|end|>"), ord("b")]
+    for _ in range(40):
+        allowed, ids = constraint(tokenizer, tokenizer.vocab_size, form), list[int]()
+        while (mask := allowed(ids)) is not None and len(ids) < 200:
+            few = [i for i in ends if mask[i]]
+            ids.append(int(rng.choice(few or np.flatnonzero(mask))))
+        said = tokenizer.said([], ids)
+        if not (calls := find_calls(ids, tools, tokenizer, form)[1]):
+            assert {*json.loads(without_thinking(said))} == {"a", "b"}
+            assert not violates(form, said)
+        seen.add((len(calls), said.startswith("<think>")))
+    assert len(seen) == 2 + 2 * with_calls
 
 
 LIKE_CALLS = [
@@ -297,7 +318,7 @@ def test_an_agent_with_tools_and_a_schema_calls_them_and_then_writes_json(name):
     assert not played.failed
     for episode in played.episodes:
         *before, last = episode.turns
-        assert {*json.loads(last.text)} == {*SCHEMA["properties"]}
+        assert {*json.loads(without_thinking(last.text))} == {*SCHEMA["properties"]}
         for turn in before:
             [call] = turn.calls
             assert call.name == "calculator" and {*json.loads(call.arguments)} == {"expression"}
