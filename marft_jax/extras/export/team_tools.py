@@ -14,7 +14,8 @@ def read(turn: Any, tokenizer: Any, ids: Any) -> tuple[str, Any]:
     """Text of what was sampled without its calls, and the calls."""
     forms: Any = importlib.import_module("forms")
     text = tokenizer.decode(ids, skip_special_tokens=False).strip()
-    if not text.startswith(tuple(turn["openings"])):  # its grammar decides if it is a call
+    last = text.rpartition("<|start|>assistant")[2].lstrip()  # of the messages of gpt-oss
+    if not last.startswith(tuple(turn["openings"])):  # its grammar decides if it is a call
         return text, []
     return forms.FORMS[turn["form"]].read(text, turn["definitions"])
 
@@ -143,5 +144,15 @@ async def _of_server(options: Any, name: str, arguments: Any) -> str:
         made = Client(stdio_client(server, open(os.devnull, "w")))  # noqa: SIM115
     async with made as client:
         result = await client.call_tool(name, arguments)
-    texts = [getattr(part, "text", f"({part.type})") for part in result.content]
-    return "\n".join(texts) or json.dumps(result.structured_content, ensure_ascii=False)
+    parts = [(getattr(part, "resource", part), part.type) for part in result.content]
+    texts = [getattr(held, "text", f"({kind})") for held, kind in parts]
+    if not any(texts) and result.structured_content is not None:
+        texts = [json.dumps(result.structured_content, ensure_ascii=False)]
+    text = "\n".join(texts)
+    if result.is_error:
+        raise ToolError(text)
+    return text
+
+
+class ToolError(ValueError):
+    """A call that a tool cannot answer, with what the agent is shown."""

@@ -275,6 +275,23 @@ def test_an_exported_team_answers_calls_as_training_did(run, tmp_path, monkeypat
     assert [answer(turn, *call) for call in calls] == [call.answer for call in answered]
 
 
+def test_an_exported_team_marks_what_a_server_calls_an_error(run, tmp_path):
+    pytest.importorskip("mcp")
+    server = {"mcp": {"command": SERVER, "only": ["act", "count", "total"]}}
+    own = with_agents(run, tmp_path / "run", tools=(server,))
+    assert run_export("--run", own, "--out", out := tmp_path / "out") == 0
+    turn = json.loads((out / "turns.json").read_text("utf-8"))["turns"][1]
+    calls = [("act", '{"what": "fail"}'), ("act", '{"what": "so"}'), ("act", '{"what": ""}'),
+             ("count", '{"n": "many"}'), ("total", "{}")]  # fmt: skip
+    answer = runpy.run_path(str(out / "team_tools.py"))["answer"]
+    found = [answer(turn, *call) for call in calls]
+    [box] = load_toolboxes({"solver": (server,)}, "")
+    with contextlib.closing(EpisodeTools(DaemonThreads())) as tools:
+        answered = tools.answer(box, [ToolCall(*call) for call in calls])
+    assert found == [call.answer for call in answered]
+    assert [text.startswith("error: ") for text in found] == [True, False, False, True, True]
+
+
 STROKES = '''
 def strokes(text: str) -> int:
     """Counts."""
