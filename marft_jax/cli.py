@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import dataclasses
 import io
 import json
 import os
@@ -103,13 +102,9 @@ def parse_training(argv: Sequence[str]) -> Config:
 
 
 def parse_run(
-    run: str | Path | None,
-    base: str | None,
-    flags: Sequence[str],
-    prog: str = "marft_jax.evaluate",
-    *,
-    plays_tasks: bool = True,
-) -> Config:
+    run: str | Path | None, base: str | None, flags: Sequence[str],
+    prog: str = "marft_jax.evaluate", *, plays_tasks: bool = True,
+) -> Config:  # fmt: skip
     """Builds the config of a run, or of a bare base, with flags that come after.
 
     Args:
@@ -125,7 +120,7 @@ def parse_run(
         layers = [{k: v for k, v in one.items() if k[:4] != "env."} for one in layers]
     config = _to_play(layers)
     check_team(config)
-    return dataclasses.replace(config, env=config_lib.EnvSettings(name)) if alone else config
+    return replaced(config, "env.name", name) if alone else config
 
 
 def _to_play(layers: Sequence[Words]) -> Config:

@@ -41,8 +41,7 @@ def read_run(run: str) -> Words:
     for file in filter(os.path.isfile, map(str, (settings, team))):
         lines = documents.read_bytes(file, "--run").decode("utf-8", "replace").splitlines()
         if lines[:1] == [config_lib.FIRST_LINE] and config_lib.LAST_LINE not in lines:
-            what = f"expected the last line {config_lib.LAST_LINE!r}, got a file that was cut off"
-            raise BadInput(f"{file}: {what}; copy it again, or delete its first line to use it so")
+            raise BadInput(f"{file}: expected the last line '# end', got a part; copy it again")
     own = {"run.dir": [run]} | ({"team.file": [str(team)]} if os.path.isfile(team) else {})
     words = read_file(str(settings)) | own
     return {key: value for key, value in words.items() if key not in _NOT_KEPT}

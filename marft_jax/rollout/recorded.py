@@ -52,7 +52,7 @@ class RecordedTurn(NamedTuple):
         tool: the turn called a tool.
         truncated: its token limit cut it off.
         calls: its calls of the agent's tools, whose answers are used in place of new calls.
-        ids: its tokens as they were sampled; none where they are not known.
+        ids: its tokens as they were sampled, as the line has them: unchecked.
     """
 
     agent: str
@@ -60,7 +60,7 @@ class RecordedTurn(NamedTuple):
     tool: bool = False
     truncated: bool = False
     calls: tuple[AnsweredCall, ...] = ()
-    ids: tuple[int, ...] = ()
+    ids: Any = None
 
 
 class Demonstration(NamedTuple):
@@ -143,8 +143,7 @@ def _turn(turn: Any, what: str) -> RecordedTurn:
     except ValidationError as error:
         raise BadInput(f"{what}, calls{fault_of(error, tuple[AnsweredCall, ...])}") from None
     calls = tuple(call._replace(answer=text_of(what, call.answer)) for call in calls)
-    given = cast(list[Any], ids if isinstance(ids := fields.get("ids"), list) else [])
-    ids = tuple(given) if all(type(i) is int for i in given) else ()
+    ids = fields.get("ids")
     return RecordedTurn(agent, text, tool not in (None, False), cut is True, calls, ids)
 
 
@@ -229,15 +228,13 @@ def _recorded_sampler(own: Demonstration, team: Team) -> ActionSampler:
         if turn.agent != name:
             raise Failure(f"turn {k}: expected {name}, whose turn it is, got {turn.agent}")
         tokenizer, limit = team.tokenizers[act.agent], act.sampling.max_new_tokens
+        ids: list[int] = turn.ids if isinstance(turn.ids, list) else []  # pyright: ignore
+        known = {*map(type, ids)} == {int} and len(ids) <= limit and {*ids} <= tokenizer.tokens
         said = functools.partial(tokenizer.said, act.prompt.tolist())
-        fits = {*turn.ids} <= tokenizer.tokens and len(turn.ids) <= limit
-        if fits and turn.ids and stops.text_of(turn.ids, act.sampling.stop, said) == turn.text:
-            found = turn.ids  # encoding a text need not give what was sampled
-        else:
-            found = _recorded_ids(turn, tokenizer, limit, f"turn {k}")
-        ids = np.asarray(found, np.int32)
-        why = "length" if turn.truncated else "end"
-        return Action(Completion(ids, np.zeros(len(ids), np.float32), why), turn.calls)
+        if not known or stops.text_of(ids, act.sampling.stop, said) != turn.text:
+            ids = _recorded_ids(turn, tokenizer, limit, f"turn {k}")
+        why, logprobs = "length" if turn.truncated else "end", np.zeros(len(ids), np.float32)
+        return Action(Completion(np.asarray(ids, np.int32), logprobs, why), turn.calls)
 
     return find
 

@@ -6,7 +6,6 @@ from marft_jax.tools.calls import for_model as for_model
 from marft_jax.tools.calls import form_name as form_name
 from marft_jax.tools.calls import form_of_call as form_of_call
 from marft_jax.tools.calls import form_with_calls as form_with_calls
-from marft_jax.tools.calls import openings_of as openings_of
 from marft_jax.tools.calls import with_ids as with_ids
 from marft_jax.tools.forms import Form as Form
 from marft_jax.tools.forms import ToolCall as ToolCall

@@ -144,15 +144,6 @@ async def _of_server(options: Any, name: str, arguments: Any) -> str:
         made = Client(stdio_client(server, open(os.devnull, "w")))  # noqa: SIM115
     async with made as client:
         result = await client.call_tool(name, arguments)
-    parts = [(getattr(part, "resource", part), part.type) for part in result.content]
-    texts = [getattr(held, "text", f"({kind})") for held, kind in parts]
-    if not any(texts) and result.structured_content is not None:
-        texts = [json.dumps(result.structured_content, ensure_ascii=False)]
-    text = "\n".join(texts)
-    if result.is_error:
-        raise ToolError(text)
-    return text
-
-
-class ToolError(ValueError):
-    """A call that a tool cannot answer, with what the agent is shown."""
+    texts = [getattr(part, "text", f"({part.type})") for part in result.content]
+    text = "\n".join(texts) or json.dumps(result.structured_content, ensure_ascii=False)
+    return f"error: {' '.join(text.split())}" if result.is_error else text

@@ -13,15 +13,8 @@ from typing import Any
 from marft_jax.plugins import load_extra
 from marft_jax.team.profiles import last_answering
 from marft_jax.team.prompts import Team
-from marft_jax.tools import (
-    calculator,
-    for_model,
-    form_name,
-    form_with_calls,
-    forms,
-    name_of,
-    openings_of,
-)
+from marft_jax.tools import calculator, for_model, form_name, form_with_calls, forms, name_of
+from marft_jax.tools.calls import openings_of
 from marft_jax.types import THINKING
 
 _Model = tuple[str, str]
