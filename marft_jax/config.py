@@ -27,7 +27,6 @@ from marft_jax.setting import (
     NonNegative,
     Positive,
     Section,
-    Share,
     check_local,
     get,
     replaced,
@@ -44,6 +43,7 @@ def _finite_logits(temperature: float) -> float:
 
 
 Temperature = Annotated[float, Field(ge=0, le=1e30), AfterValidator(_finite_logits), NUMBER]
+Share = Annotated[float, Field(gt=0, le=1), NUMBER]
 Stops = Annotated[
     tuple[Annotated[str, Field(min_length=1, max_length=1000)], ...], Field(max_length=16)
 ]

@@ -55,7 +55,6 @@ Count = Annotated[int, Field(ge=1, le=LARGEST), NUMBER]
 NonNegative = Annotated[float, Field(ge=0), NUMBER]
 Positive = Annotated[float, Field(gt=0), NUMBER]
 Fraction = Annotated[float, Field(ge=0, le=1), NUMBER]
-Share = Annotated[float, Field(gt=0, le=1), NUMBER]
 Seconds = Annotated[float, Field(ge=0.1), NUMBER]
 
 _ADDRESS = re.compile(r"[a-z][a-z0-9+.-]+:/|hub:", re.IGNORECASE)  # one letter is a drive

@@ -11,8 +11,8 @@ from pydantic import AfterValidator, BeforeValidator, Field, TypeAdapter
 from pydantic.dataclasses import dataclass
 
 from marft_jax import config
-from marft_jax.config import Stops, Temperature
-from marft_jax.setting import Count, Fraction, Natural, Section, Share, setting
+from marft_jax.config import Share, Stops, Temperature
+from marft_jax.setting import Count, Fraction, Natural, Section, setting
 from marft_jax.team.teachers import Teacher
 from marft_jax.tools import check_entry
 from marft_jax.types import Sampling

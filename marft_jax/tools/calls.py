@@ -60,8 +60,7 @@ def find_calls(
         form: of the text (``Request.form``), which decides if it is a call; "": any text.
     """
     text, calls = tokenizer.spell(ids, BROKEN).strip(), list[ToolCall]()
-    last = text.rpartition("<|start|>assistant")[2].lstrip()  # of the messages of gpt-oss
-    may_call = not form or last.startswith(openings_of(form))
+    may_call = not form or any(opening in text for opening in openings_of(form))
     if tools and may_call and (own := find_form(tokenizer)) is not None:
         text, calls = own.read(text, tools)
     plain = [[part.replace(BROKEN, "") for part in call] for call in calls]
@@ -216,11 +215,11 @@ def form_with_calls(form: str, tools: Tools, tokenizer: CallWriter) -> str:
     return json.dumps([*ways, *(form_of_call(tool, tokenizer) for tool in tools)])
 
 
-def openings_of(form: str) -> tuple[str, ...]:
+def openings_of(form: str) -> list[str]:
     """Returns the texts with which the calls of a form begin; "" where every text is a call."""
     ways = [way[0] for way in json.loads(form) if isinstance(way, list)]  # a schema alone has none
-    texts = tuple(text.lstrip() for text in ways if isinstance(text, str))
-    return texts if len(texts) < len(ways) or not ways else ("",)
+    texts = [text.lstrip() for text in ways if isinstance(text, str)]
+    return texts if len(texts) < len(ways) or not ways else [""]
 
 
 def form_of_call(tool: Mapping[str, Any], tokenizer: CallWriter) -> list[Any]:

@@ -184,8 +184,7 @@ def _for_grammar(schema: dict[str, Any], rest: bool) -> dict[str, Any]:
 # and a schema may begin alike, and a free text is one piece with what ends it.
 _PIECES = re.compile(r'"(?:\\.|[^"\\])*"|[:,] |[^":,{}\[\]]+|.')
 _TEXT = r"(?s:[^<]|<+[^<\/])*<*"
-_CHANNELS = {"<|start|>", "<|channel|>", "<|message|>", "<|end|>"}
-"""Tokens of gpt-oss, which writes its thoughts and its answer as messages of different channels."""
+# gpt-oss writes its thoughts and its answer as messages of different channels
 _THOUGHT = ["<|channel|>analysis<|message|>", [], "<|end|><|start|>assistant"]
 _FINAL = "<|channel|>final<|message|>"
 _ONE_LINE: Any = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
@@ -204,7 +203,7 @@ def grammar_of(form: str, special: tuple[tuple[str, int], ...] = (), rest: bool 
     from llguidance import LLMatcher
 
     ways, ids = json.loads(form), dict(special)
-    if _CHANNELS <= ids.keys():
+    if {"<|channel|>", "<|message|>", "<|end|>"} <= ids.keys():
         ways = [[ways]] if isinstance(ways, dict) else ways
         ways = [[_THOUGHT, _FINAL * isinstance(way[0], dict), *way] for way in ways]
     if isinstance(ways, dict):
