@@ -84,7 +84,7 @@ def test_rows_of_data_are_printed_without_what_steers_a_terminal(tmp_path, capsy
 @pytest.mark.slow
 def test_commands_print_the_name_of_a_run_without_what_steers_a_terminal(tmp_path, capsys):
     run, out = tmp_path / "\x1b[2Jrun", tmp_path / "\x1b[2Jout"
-    size = ["--run.steps", "1", "--algo.episodes", "4", "--env.difficulty", "2"]
+    size = ["--run.steps", "1", "--algo.episodes", "8"]
     for main, flags in (
         (train.main, ["--run.dir", run, *size]),
         (evaluate.main, ["--run", run, "--limit", "2"]),

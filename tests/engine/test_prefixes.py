@@ -161,7 +161,7 @@ def test_new_adapters_make_all_that_is_held_stale(pair):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mesh", [(2, 2, 2), (1, 8, 1)])
+@pytest.mark.parametrize("mesh", [(2, 2, 2), pytest.param((1, 8, 1), marks=pytest.mark.release)])
 def test_each_place_of_a_mesh_takes_over_what_lies_there(mesh):
     split = small.engine(small.mesh_of(*mesh), context=CONTEXT, slots=16)
     prompts = [with_task(i // 4, 60) for i in range(16)]

@@ -419,7 +419,7 @@ def gradients(config: DecoderConfig, mesh: tuple[int, int, int]) -> lora.Adapter
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("config", [MIXED, SPARSE], ids=["mixed", "sparse"])
+@pytest.mark.parametrize("config", [pytest.param(MIXED, marks=pytest.mark.release), SPARSE])
 def test_rollout_and_update_route_the_same_tokens_alike(config):
     """Log-probs of the engine are those of whole rows, whoever else is in the batch."""
     config, graphdef, params = base(config)

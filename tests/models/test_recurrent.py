@@ -234,7 +234,12 @@ def test_chunks_stay_exact_where_all_keys_are_alike():
 @pytest.mark.parametrize(
     ("name", "spans", "owner_of_each"),
     [
-        ("gemma4", [[(0, 5)], [(5, 75)], [(75, 77)], [(77, 90)]], [0, 1, 2, 0]),
+        pytest.param(
+            "gemma4",
+            [[(0, 5)], [(5, 75)], [(75, 77)], [(77, 90)]],
+            [0, 1, 2, 0],
+            marks=pytest.mark.release,
+        ),
         ("mixed", [[(0, 5)], [(5, 75)], [(75, 77)], [(77, 90)]], [0, 1, 2, 0]),
         ("mixed", [[(0, 75)], [(0, 64), (128, 140)], [(140, 150)]], [0, 0, 1]),
     ],
@@ -446,7 +451,9 @@ def gradients(name: str, mesh: tuple[int, int, int], stacked: bool = False) -> l
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["mixed", "gemma4_readers"])
+@pytest.mark.parametrize(
+    "name", ["mixed", pytest.param("gemma4_readers", marks=pytest.mark.release)]
+)
 def test_gradients_of_each_owner_are_the_same_on_one_device_and_stacked_on_four(name):
     one, four = gradients(name, (1, 1, 1)), gradients(name, (2, 1, 2), stacked=True)
     chex.assert_trees_all_close(four, one, rtol=2e-4, atol=2e-5)

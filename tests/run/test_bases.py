@@ -53,7 +53,7 @@ def said(run, step):
     return [[turn["text"] for turn in json.loads(line)["turns"]] for line in lines]
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_two_bases_that_are_one_file_give_what_one_base_gives(two, tmp_path):
     """Invariant 21: the same texts, metrics and weights, as far as rounding goes."""
     one = tmp_path / "one"
