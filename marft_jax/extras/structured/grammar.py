@@ -184,7 +184,8 @@ def _for_grammar(schema: dict[str, Any], rest: bool) -> dict[str, Any]:
 # and a schema may begin alike, and a free text is one piece with what ends it.
 _PIECES = re.compile(r'"(?:\\.|[^"\\])*"|[:,] |[^":,{}\[\]]+|.')
 _TEXT = r"(?s:[^<]|<+[^<\/])*<*"
-# gpt-oss writes its thoughts and its answer as messages of different channels
+# gpt-oss writes its thoughts and its answer as messages of different channels; a call that is
+# required begins at once
 _THOUGHT = ["<|channel|>analysis<|message|>", [], "<|end|><|start|>assistant"]
 _FINAL = "<|channel|>final<|message|>"
 _ONE_LINE: Any = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
@@ -203,9 +204,11 @@ def grammar_of(form: str, special: tuple[tuple[str, int], ...] = (), rest: bool 
     from llguidance import LLMatcher
 
     ways, ids = json.loads(form), dict(special)
-    if {"<|channel|>", "<|message|>", "<|end|>"} <= ids.keys():
-        ways = [[ways]] if isinstance(ways, dict) else ways
-        ways = [[_THOUGHT, _FINAL * isinstance(way[0], dict), *way] for way in ways]
+    each = [[ways]] if isinstance(ways, dict) else ways
+    whole = [isinstance(way[0], dict) for way in each]  # JSON alone
+    if any(whole) and {"<|channel|>", "<|message|>", "<|end|>"} <= ids.keys():
+        both = zip(whole, each, strict=True)
+        ways = [[_THOUGHT, _FINAL * is_json, *way] for is_json, way in both]
     if isinstance(ways, dict):
         return LLMatcher.grammar_from_json_schema(_for_grammar(ways, rest), overrides=_ONE_LINE)
     marks = re.compile(f"({'|'.join(map(re.escape, ids)) or '(?!)'})")
