@@ -201,7 +201,7 @@ def layout(
         height = round_up(bucket(-(-fullest // passes), least=1, rungs=2), shards)
         return Layout(packed, width, passes, min(limit, height))
 
-    longest = bucket(max(len(data[i].ids) for block in blocks for i in block), rungs=2)
+    longest = bucket(max(len(data[i].ids) for block in blocks for i in block))
     longest = round_up(longest, max(1, branches))
     widest = max(2 * longest, min(4 * longest, _SHORT)) if branches else 2 * longest
     widest = min(widest, microbatch_tokens // shards)
