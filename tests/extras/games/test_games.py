@@ -285,7 +285,7 @@ def test_legal_moves_are_what_the_sampler_may_draw():
     }
     assert len(found.episodes) == 4
     short = small.team_of(Blueprint(SEATS), context=256, max_new_tokens=4)
-    with pytest.raises(BadInput, match="choices: expected ids, at most 4"):
+    with pytest.raises(BadInput, match="choices: expected at most 4 tokens"):
         play(kuhn(illegal="masked"), lambda request: "Bet", short)
 
 
