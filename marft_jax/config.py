@@ -530,10 +530,6 @@ def validate(config: Config) -> None:
             raise BadInput(f"--mesh.{axis}: expected a positive number or -1, got 0")
 
 
-FIRST_LINE, LAST_LINE = "# of a run; complete with the last line `# end`", "# end"
-"""Around the settings and the team in a run directory, so that a file that was cut off shows."""
-
-
 def dump(config: Config, *, several: bool = False) -> str:
     """Writes the config as YAML that ``--config`` loads to an equal ``Config``.
 

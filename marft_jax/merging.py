@@ -38,13 +38,10 @@ def read_run(run: str) -> Words:
     settings, team = folder / "config.yaml", folder / "team.yaml"
     if not os.path.isfile(settings):
         raise BadInput(f"--run {run}: expected a run directory with config.yaml, found none")
-    for file in filter(os.path.isfile, map(str, (settings, team))):
-        lines = documents.read_bytes(file, "--run").decode("utf-8", "replace").splitlines()
-        if lines[:1] == [config_lib.FIRST_LINE] and config_lib.LAST_LINE not in lines:
-            raise BadInput(f"{file}: expected the last line '# end', got a part; copy it again")
+    if not (saved := read_file(str(settings))):
+        raise BadInput(f"{settings}: expected the settings of a run, found none; copy it again")
     own = {"run.dir": [run]} | ({"team.file": [str(team)]} if os.path.isfile(team) else {})
-    words = read_file(str(settings)) | own
-    return {key: value for key, value in words.items() if key not in _NOT_KEPT}
+    return {key: value for key, value in (saved | own).items() if key not in _NOT_KEPT}
 
 
 def merge(layers: Sequence[Words]) -> Words:

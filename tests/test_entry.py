@@ -247,6 +247,12 @@ def test_a_file_of_a_run_that_was_cut_off_is_not_read_with_defaults(name, share,
     file.write_text("\n".join(whole[: int(len(whole) * share)]))
     with pytest.raises(BadInput, match=f"{name}: expected the last line '# end'"):
         cli.parse_run(tmp_path, None, [])
+    with pytest.raises(BadInput, match=f"{name}: expected the last line '# end'"):
+        cli.parse_run(None, None, ["--config" if name[0] == "c" else "--team.file", str(file)])
+    for begin in ("", whole[0][:9]):
+        file.write_text(begin)
+        with pytest.raises(BadInput, match=rf"{name}: expected .*, (found none|got None)"):
+            cli.parse_run(tmp_path, None, [])
     file.write_text("\n".join([*whole, "# a remark of the user"]))
     assert cli.parse_run(tmp_path, None, [])
 

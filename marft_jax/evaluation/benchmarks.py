@@ -121,7 +121,7 @@ def _plan(
         source = _file(name, known, folder) if folder else known.hub
         more = {"eval_data": (source,), "filters": ()} | _SETTINGS[known.env]
         env = dataclasses.replace(_settings(known.env, config), **more)
-    elif name.endswith(SUFFIXES):
+    elif name.lower().endswith(SUFFIXES):
         if env.name not in ("math", "code"):
             raise BadInput(f"benchmark {name}: expected --env.name math or code for a file")
         env = dataclasses.replace(env, **{"eval_data": (name,)})

@@ -11,6 +11,8 @@ import yaml
 from marft_jax.errors import BadInput, described, one_line, reason
 from marft_jax.formats.foreign import distinct
 
+FIRST_LINE, LAST_LINE = "# of a run; complete with the last line `# end`", "# end"
+"""Around what a run keeps as YAML, so that a file that was cut off shows."""
 _LARGEST = 1 << 19
 """Bytes of a file. Settings and teams are far smaller, and parsing YAML is slow."""
 
@@ -37,10 +39,13 @@ def read(file: str, setting: str) -> Any:
         setting: the flag that names the file, for messages.
 
     Raises:
-        BadInput: the file cannot be read, or is not valid JSON or YAML.
+        BadInput: the file cannot be read, is not valid JSON or YAML, or is a part of a run's file.
     """
     where, raw = f"{setting} {file}", read_bytes(file, setting)
     kind = "JSON" if file.lower().endswith(".json") else "YAML"
+    lines = raw.decode("utf-8", "replace").splitlines()
+    if lines[:1] == [FIRST_LINE] and LAST_LINE not in lines:
+        raise BadInput(f"{where}: expected the last line {LAST_LINE!r}, got a part; copy it again")
     try:
         text = raw.decode("utf-8-sig")
         if kind == "JSON":

@@ -56,7 +56,7 @@ def find_state_parts(config: Config, team: Team) -> dict[str, StatePart]:
     made = dict[str, MakeStatePart]()
     for given in config.run.state_parts:
         make, name = load_plugin(given, "--run.state_parts", ()), given.rpartition(":")[2]
-        if name in {**made, **pools}:
+        if name in made or name in pools:
             raise BadInput(
                 f"--run.state_parts {given}: expected a function with a name of its own, got "
                 f"{name}, which another part of the state has; rename it"

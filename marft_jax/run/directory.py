@@ -16,7 +16,7 @@ from filelock import FileLock, Timeout
 from marft_jax import config as config_lib
 from marft_jax.config import Config
 from marft_jax.errors import FILE_SYSTEM, BadInput, RunFailed
-from marft_jax.formats import jsonlines
+from marft_jax.formats import documents, jsonlines
 from marft_jax.parallel import processes
 from marft_jax.run.place import Place, place_of
 from marft_jax.setting import replaced
@@ -100,7 +100,7 @@ def write_settings(folder: Path, config: Config, blueprint: Blueprint) -> None:
     own = replaced(config, "team.file", "team.yaml")  # beside it
     settings = config_lib.dump(own, several={*blueprint.on} != {MAIN})
     for name, text in (("team.yaml", dump_team(blueprint)), ("config.yaml", settings)):
-        jsonlines.write(folder / name, [config_lib.FIRST_LINE, text + config_lib.LAST_LINE])
+        jsonlines.write(folder / name, [documents.FIRST_LINE, text + documents.LAST_LINE])
 
 
 @contextlib.contextmanager

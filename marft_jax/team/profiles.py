@@ -34,7 +34,7 @@ def _folder(name: str) -> str:
     if taken or not (_NAME.fullmatch(name) and name.isprintable()):
         raise ValueError(
             'a name that a folder can have: at most 60 characters, none of <>:"/\\|?*, no dot or '
-            f"space at its ends, and not base or an end like {', '.join(_FILES)}"
+            f"space at its ends, not `base`, and none that ends in {', '.join(_FILES)}"
         )
     return name
 

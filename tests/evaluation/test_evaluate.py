@@ -64,6 +64,7 @@ def test_a_benchmark_is_read_and_graded_as_itself_whatever_the_run_does_with_its
         (["math501"], 1, "expected gsm8k, math"),
         (["gsm8k"], 1, "expected one of gsm8k/test.jsonl"),
         (["a.jsonl"], 1, "expected --env.name math or code"),
+        (["A.JSONL"], 1, "expected --env.name math or code"),
         (["arithmetic:4"], 1, "add --eval.temperature"),
         (["arithmetic"], 2, "add --eval.temperature"),
         (["arithmetic"], 0, "--samples: expected at least 1"),

@@ -152,7 +152,7 @@ class Store:
         Raises:
             ApiError: there is no more room.
         """
-        used = sum(file.stat().st_size for file in self._folder.glob("weights/*/*/*/**/*"))
+        used = _size(self._folder / "weights")
         if used > self._most:
             what = f"saved weights take {used} bytes, and the server keeps {self._most}"
             raise ApiError(400, f"{what}; delete checkpoints, or restart it with --weights_bytes")
@@ -200,13 +200,17 @@ class Store:
             if _is_over(facts):
                 self.delete(saved)
                 continue
-            size = sum(x.stat().st_size for x in file.parent.rglob("*"))
-            found.append((saved, {**facts, "size_bytes": size}))
+            found.append((saved, {**facts, "size_bytes": _size(file.parent)}))
         return sorted(found, key=lambda one: one[1]["time"])
 
     def delete(self, saved: Saved) -> None:
         with contextlib.suppress(FileNotFoundError):
             remove(self.place(saved))
+
+
+def _size(folder: Path) -> int:
+    """Bytes of all files in a folder and those inside it."""
+    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
 
 
 def expiry(seconds: Any) -> float | None:
