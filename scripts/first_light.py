@@ -32,7 +32,6 @@ from rich.table import Table
 
 from marft_jax import __version__, cli
 from marft_jax.errors import described
-from marft_jax.extras.planning.anchors import Work, expected
 from marft_jax.extras.planning.chips import GPUS, TPUS
 
 _HERE = Path(__file__).parent
@@ -47,29 +46,27 @@ class Peak(NamedTuple):
     Attributes:
         flops: dense bfloat16 operations per second, summed in float32.
         bandwidth: of its memory, bytes per second.
-        chip: as ``plan --topology`` calls it.
     """
 
     flops: float
     bandwidth: float
-    chip: str
 
 
 def _of(chip: str) -> Peak:
     limits = TPUS.get(chip) or GPUS[chip]
-    return Peak(limits.flops, limits.bandwidth, chip)
+    return Peak(limits.flops, limits.bandwidth)
 
 
 PEAKS = {
-    "H200 NVL": Peak(835e12, 4.8e12, "h200"),
+    "H200 NVL": Peak(835e12, 4.8e12),
     "H200": _of("h200"),
-    "H100 NVL": Peak(835e12, 3.9e12, "h100"),
-    "H100 PCIe": Peak(756e12, 2.0e12, "h100"),
+    "H100 NVL": Peak(835e12, 3.9e12),
+    "H100 PCIe": Peak(756e12, 2.0e12),
     "H100 HBM3": _of("h100"),
     "B200": _of("b200"),
-    "A100 80GB PCIe": Peak(312e12, 1.935e12, "a100"),
+    "A100 80GB PCIe": Peak(312e12, 1.935e12),
     "A100 SXM4 80GB": _of("a100"),
-    "A100 40GB": Peak(312e12, 1.555e12, "a100"),
+    "A100 40GB": Peak(312e12, 1.555e12),
     "L40S": _of("l40s"),
     "L4": _of("l4"),
     "RTX 4090": _of("rtx4090"),
@@ -207,8 +204,8 @@ def read_speed(out: str, on: dict[str, Any]) -> tuple[list[Line], Any]:
 
 
 def share(result: dict[str, Any], on: dict[str, Any]) -> str:
-    """Fraction of the devices' bandwidth or FLOP/s that the least work amounts to, the tokens per
-    second that would be all of it, and those at which published systems would be."""
+    """Fraction of the devices' bandwidth or FLOP/s that the least work amounts to, and the tokens
+    per second that would be all of it."""
     peak = peak_of(on["device"])
     if on["platform"] == "cpu":
         return "not an accelerator"
@@ -216,17 +213,11 @@ def share(result: dict[str, Any], on: dict[str, Any]) -> str:
         return "no data sheet of this device here"
     if result["bytes_per_s"]:
         reached = result["bytes_per_s"] / on["devices"] / peak.bandwidth
-        return f"{reached:.1%} of the bandwidth; {beside(result, reached, 'decode', peak.chip)}"
+        return f"{reached:.1%} of the bandwidth; bound {result['tokens_per_s'] / reached:.0f}"
     if result["flops_per_s"]:
         reached = result["flops_per_s"] / on["devices"] / peak.flops
-        return f"{reached:.1%} of the FLOP/s (MFU); {beside(result, reached, 'LoRA', peak.chip)}"
+        return f"{reached:.1%} of the FLOP/s (MFU); bound {result['tokens_per_s'] / reached:.0f}"
     return ""
-
-
-def beside(result: dict[str, Any], reached: float, work: Work, chip: str) -> str:
-    """The bound, and the range of published figures."""
-    most, (low, high) = result["tokens_per_s"] / reached, expected(work, chip)
-    return f"bound {most:.0f}, published {most / high:.0f} to {most / low:.0f}"
 
 
 def parts(on: dict[str, Any], folder: Path) -> list[Part]:

@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from marft_jax.extras.planning import hlo
+import hlo
 
 _INSTRUCTION = re.compile(r" +(ROOT )?%?([\w.\-]+) = ")
 _ARRAY = re.compile(r"\b([a-z]+\d*[a-z0-9]*)\[([\d,]*)\](?:\{([\d,]*)([^}]*)\})?")

@@ -15,26 +15,20 @@ class Chip(NamedTuple):
         flops: dense bfloat16 FLOP/s; a multiply-add counts as two.
         memory: bytes that a process gets.
         bandwidth: of its memory, in bytes/s.
-        links: bytes/s to chips of the same host, one way.
-        hosts: bytes/s to chips of other hosts; inside a slice of TPUs the same as ``links``.
-        network: bytes/s between slices of TPUs.
     """
 
     flops: float
     memory: float
     bandwidth: float
-    links: float
-    hosts: float
-    network: float
 
 
 # Source: Google's documentation of each TPU version; memory: what libtpu gives to a program.
 TPUS = {
-    "v5e": Chip(197e12, 15.75 * _GIB, 819e9, 200e9, 200e9, 3.1e9),
-    "v5p": Chip(459e12, 95.74 * _GIB, 2765e9, 600e9, 600e9, 6.2e9),
-    "v6e": Chip(918e12, 31.25 * _GIB, 1638e9, 400e9, 400e9, 12.5e9),
+    "v5e": Chip(197e12, 15.75 * _GIB, 819e9),
+    "v5p": Chip(459e12, 95.74 * _GIB, 2765e9),
+    "v6e": Chip(918e12, 31.25 * _GIB, 1638e9),
     # half a chip: JAX has a device for each of its two cores
-    "tpu7x": Chip(1153.5e12, 94.75 * _GIB, 3690e9, 300e9, 300e9, 6.25e9),
+    "tpu7x": Chip(1153.5e12, 94.75 * _GIB, 3690e9),
 }
 
 
@@ -49,7 +43,7 @@ class Gpu(NamedTuple):
         cache: bytes of the L2 cache.
         clock: in GHz.
         memory: bytes that the driver reports.
-        flops, bandwidth, links, network: as of ``Chip``.
+        flops, bandwidth: as of ``Chip``.
     """
 
     kind: str
@@ -63,15 +57,12 @@ class Gpu(NamedTuple):
     memory: float
     flops: float
     bandwidth: float
-    links: float
-    network: float
 
     @property
     def chip(self) -> Chip:
         """Its limits. By JAX's default a process gets three quarters of the memory."""
         share = float(os.environ.get("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.75"))
-        memory = share * self.memory
-        return Chip(self.flops, memory, self.bandwidth, self.links, self.network, self.network)
+        return Chip(self.flops, share * self.memory, self.bandwidth)
 
     def described(self) -> str:
         """Writes XLA's ``GpuTargetConfigProto``, as text."""
@@ -104,21 +95,20 @@ class Gpu(NamedTuple):
 
 
 _KIB, _MIB = 2**10, 2**20
-# Source: NVIDIA's data sheets. Networks per GPU: DGX A100 200 Gbit/s; DGX H100, H200, B200 400; AWS
-# g6 100 for 8 L4, g6e 400 for 8 L40S; RTX 4090: 10 Gbit Ethernet.
+# Source: NVIDIA's data sheets.
 GPUS = {
     "a100": Gpu("NVIDIA A100-SXM4-80GB", (8, 0), 108, 64, 2048, 164 * _KIB, 40 * _MIB, 1.41,
-                85.1e9, 312e12, 2.039e12, 300e9, 25e9),
+                85.1e9, 312e12, 2.039e12),
     "h100": Gpu("NVIDIA H100 80GB HBM3", (9, 0), 132, 128, 2048, 228 * _KIB, 50 * _MIB, 1.98,
-                84.9e9, 989e12, 3.35e12, 450e9, 50e9),
+                84.9e9, 989e12, 3.35e12),
     "h200": Gpu("NVIDIA H200", (9, 0), 132, 128, 2048, 228 * _KIB, 50 * _MIB, 1.98,
-                151.4e9, 989e12, 4.8e12, 450e9, 50e9),
+                151.4e9, 989e12, 4.8e12),
     "b200": Gpu("NVIDIA B200", (10, 0), 148, 128, 2048, 228 * _KIB, 126 * _MIB, 1.965,
-                191.5e9, 2250e12, 7.7e12, 900e9, 50e9),
+                191.5e9, 2250e12, 7.7e12),
     "l40s": Gpu("NVIDIA L40S", (8, 9), 142, 128, 1536, 100 * _KIB, 96 * _MIB, 2.52,
-                47.7e9, 362e12, 864e9, 32e9, 6.25e9),
+                47.7e9, 362e12, 864e9),
     "l4": Gpu("NVIDIA L4", (8, 9), 58, 128, 1536, 100 * _KIB, 48 * _MIB, 2.04,
-              23.7e9, 121e12, 300e9, 32e9, 1.56e9),
+              23.7e9, 121e12, 300e9),
     "rtx4090": Gpu("NVIDIA GeForce RTX 4090", (8, 9), 128, 128, 1536, 100 * _KIB, 72 * _MIB, 2.52,
-                   25.3e9, 165e12, 1.008e12, 32e9, 1.25e9),
+                   25.3e9, 165e12, 1.008e12),
 }  # fmt: skip

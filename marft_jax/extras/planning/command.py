@@ -1,4 +1,4 @@
-"""Plans a run on hardware that is not present: memory, traffic, time of a step, and if it fits.
+"""Plans a run on hardware that is not present: its memory, its work, and if it fits.
 
     python -m marft_jax.plan --config mine.yaml --topology v5e:4x4
     python -m marft_jax.plan --model.base configs/models/qwen2.5-7b --topology h100:8 --json

@@ -19,7 +19,6 @@ from marft_jax.config import Algo, Config, Rollout
 from marft_jax.engine import compiled as engine
 from marft_jax.engine import kv_cache as cache_lib
 from marft_jax.errors import BadInput
-from marft_jax.extras.planning import hlo
 from marft_jax.extras.planning.topology import Topology
 from marft_jax.extras.planning.work import Work, longest_batch
 from marft_jax.learning import batch as batch_lib
@@ -50,7 +49,6 @@ class Compiled(NamedTuple):
         arguments, results, scratch, code: bytes.
         kept: bytes of results that reuse the memory of arguments.
         overflow: bytes that the program needs at least, if the compiler found no room; else 0.
-        traffic: its collectives.
     """
 
     seconds: float
@@ -60,7 +58,6 @@ class Compiled(NamedTuple):
     scratch: float = 0
     code: float = 0
     overflow: float = 0
-    traffic: hlo.Traffic = hlo.Traffic()
 
     @property
     def peak(self) -> float:
@@ -157,23 +154,18 @@ def describe(
     return run._replace(taught=read, teachers=_teachers(run, taught[0]))
 
 
-def lowered(run: PlannedRun) -> dict[str, tuple[Any, Sequence[int]]]:
-    """Lowers the programs of a step; returns each with the host of each of its devices."""
-    own = [0] * run.here.size
-    everywhere = [i * run.hosts // run.mesh.size for i in range(run.mesh.size)]
-    playing: dict[str, Any] = {}
+def lowered(run: PlannedRun) -> dict[str, Any]:
+    """Lowers the programs of a step."""
+    programs = _learning(run)
     if run.plays:
-        playing = {
-            "prefill": run.engine.prefill.lower(**_prefill(run)),
-            "decode": run.engine.decode.lower(**_decode(run)),
-        }
-    programs: dict[str, Any] = _learning(run) | playing
+        programs["prefill"] = run.engine.prefill.lower(**_prefill(run))
+        programs["decode"] = run.engine.decode.lower(**_decode(run))
     if run.taught is not None:
         programs["teacher"] = run.learner.bases[MAIN].forward.lower(
             base=run.base, adapters=run.teachers, scale=np.float32(1),
             r=_microbatch(run, run.taught),
         )  # fmt: skip
-    return {name: (x, own if name in playing else everywhere) for name, x in programs.items()}
+    return programs
 
 
 def compiled(run: PlannedRun, log: Callable[[str], None]) -> dict[str, Compiled]:
@@ -182,8 +174,8 @@ def compiled(run: PlannedRun, log: Callable[[str], None]) -> dict[str, Compiled]
     Not at the same time: libtpu uses all cores for one program and may crash with two.
     """
     found = {}
-    for name, (program, hosts) in lowered(run).items():
-        found[name] = compile_one(program, hosts)
+    for name, program in lowered(run).items():
+        found[name] = compile_one(program)
         log(f"{name}: compiled in {found[name].seconds:.0f} s")
     return found
 
@@ -321,15 +313,8 @@ def _teachers(run: PlannedRun, team: Team) -> Any:
     return placed(jax.eval_shape(fresh, jax.random.key(0)), mesh_lib.replicated(run.mesh))
 
 
-def compile_one(program: Any, hosts: Sequence[int]) -> Compiled:
-    """Compiles a lowered program and measures it.
-
-    Args:
-        hosts: host of each of its devices, in order.
-
-    Raises:
-        BadInput: the versions of libtpu and JAX do not match.
-    """
+def compile_one(program: Any) -> Compiled:
+    """Compiles a lowered program and measures it."""
     began = time.monotonic()
     try:
         program = program.compile()
@@ -339,19 +324,12 @@ def compile_one(program: Any, hosts: Sequence[int]) -> Compiled:
             raise
         size = float(needs[1]) * 2 ** (10 * (1 + "KMGT".index(needs[2])))
         return Compiled(time.monotonic() - began, overflow=size)
-    seconds, memory = time.monotonic() - began, program.memory_analysis()
-    try:
-        text = program.as_text()
-    except jax.errors.JaxRuntimeError as error:
-        raise BadInput(
-            '--topology: the versions of libtpu and jax do not match; pip install -U -e ".[tpu]"'
-        ) from error
+    memory = program.memory_analysis()
     return Compiled(
-        seconds,
+        time.monotonic() - began,
         memory.argument_size_in_bytes,
         memory.output_size_in_bytes,
         memory.alias_size_in_bytes,
         memory.temp_size_in_bytes,
         memory.generated_code_size_in_bytes,
-        traffic=hlo.traffic(text, hosts),
     )

@@ -1,4 +1,4 @@
-"""Lower bound of a training step's time: arithmetic, memory and links of a chip (a roofline).
+"""Counts the FLOPs and bytes that each program of a training step needs at least.
 
 FLOPs and bytes are counted by formulas, because XLA's ``cost_analysis`` counts a loop's body once
 and does not count custom kernels. For n tokens in causal rows of length T, with P weights in the
@@ -10,7 +10,7 @@ blocks, L layers, H heads of C channels, vocabulary V and width D:
                  adapters, plus recomputed parts: the logits, and those of ``model.remat``
 
 Bytes: weights once per pass, the cache that a decode step reads, and activations, written and read
-once. Bytes over links come from the compiled program.
+once.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from marft_jax.config import Algo
-from marft_jax.extras.planning.chips import Chip
 from marft_jax.extras.planning.compile import Compiled, PlannedRun, per_chip, prompt_rows
 from marft_jax.learning.rows import Rows
 from marft_jax.models.decoder_config import DecoderConfig
@@ -44,27 +43,11 @@ class Cost(NamedTuple):
         calls: calls in a training step.
         flops: floating-point operations.
         bytes: bytes read from and written to memory.
-        inside, across: bytes sent to chips of the same host, and of other hosts.
     """
 
     calls: int
     flops: float
     bytes: float
-    inside: float
-    across: float
-
-    def times(self, chip: Chip) -> dict[str, float]:
-        """Returns seconds of all calls in a step, by arithmetic, memory and links."""
-        return {
-            "arithmetic": self.calls * self.flops / chip.flops,
-            "memory": self.calls * self.bytes / chip.bandwidth,
-            "links": self.calls * (self.inside / chip.links + self.across / chip.hosts),
-        }
-
-    def seconds(self, chip: Chip) -> float:
-        """Returns seconds of all calls; arithmetic and memory overlap, links do not."""
-        times = self.times(chip)
-        return max(times["arithmetic"], times["memory"]) + times["links"]
 
 
 def costs(run: PlannedRun, programs: dict[str, Compiled]) -> dict[str, Cost]:
@@ -80,9 +63,8 @@ def costs(run: PlannedRun, programs: dict[str, Compiled]) -> dict[str, Cost]:
     }
     found = {}
     for name, program in programs.items():
-        calls, flops, moved = counted[name](run)
-        sent = (program.traffic.moved(across).sent for across in (False, True))
-        found[name] = Cost(calls, flops, moved + 2 * program.scratch, *sent)
+        least = counted[name](run)
+        found[name] = least._replace(bytes=least.bytes + 2 * program.scratch)
     return found
 
 
@@ -126,18 +108,7 @@ def _vocabulary(model: DecoderConfig, tokens: int) -> int:
     return 2 * model.vocab_size * model.d_model * tokens
 
 
-def seconds(chip: Chip, found: dict[str, Cost]) -> tuple[float, float]:
-    """Returns the seconds of rollout and of update in a training step."""
-    each = {name: cost.seconds(chip) for name, cost in found.items()}
-    play, learn = (sum(each.get(name, 0.0) for name in side) for side in (PLAYING, LEARNING))
-    return play, learn
-
-
-Counted = tuple[int, float, float]
-"""Calls in a step; FLOPs and bytes of one call."""
-
-
-def _decode(run: PlannedRun) -> Counted:
+def _decode(run: PlannedRun) -> Cost:
     """Counts a chunk of decode steps with all slots in use."""
     model, shape, steps = run.model, run.shape, run.shape.chunk
     episodes, turns = (processes.share(n, run.hosts) for n in (run.work.episodes, run.work.turns))
@@ -145,7 +116,7 @@ def _decode(run: PlannedRun) -> Counted:
     flops = forward_flops(model, shape.slots, shape.context, *_adapters(run))
     flops += _vocabulary(model, shape.slots)
     moved = steps * decode_bytes(run)
-    return waves * -(-shape.longest // steps), steps * flops / run.here.size, moved
+    return Cost(waves * -(-shape.longest // steps), steps * flops / run.here.size, moved)
 
 
 def decode_bytes(run: PlannedRun) -> float:
@@ -176,15 +147,15 @@ def unread_weights(model: DecoderConfig, rows: int) -> float:
     return sum(x.weights * (1 - x.chosen / x.experts) ** rows for x in matrices)
 
 
-def _prefill(run: PlannedRun) -> Counted:
+def _prefill(run: PlannedRun) -> Cost:
     rows, width = prompt_rows(run)
     turns = processes.share(run.work.turns, run.hosts)
     flops = forward_flops(run.model, rows * width, width / 2, *_adapters(run))
     flops += _vocabulary(run.model, rows)
-    return -(-turns // rows), flops / run.here.size, _weights(run.base_here, run.here)
+    return Cost(-(-turns // rows), flops / run.here.size, _weights(run.base_here, run.here))
 
 
-def _values(run: PlannedRun) -> Counted:
+def _values(run: PlannedRun) -> Cost:
     learning = run.learning
     prompts = run.batch.prompts
     read = run.batch.rows[MAIN] if prompts is None else prompts[MAIN].rows
@@ -198,10 +169,10 @@ def _values(run: PlannedRun) -> Counted:
     if with_reference:
         flops += _vocabulary(run.model, actions)
     passes = frozen + adapted
-    return micros, flops / run.mesh.size, passes * _weights(run.base, run.mesh)
+    return Cost(micros, flops / run.mesh.size, passes * _weights(run.base, run.mesh))
 
 
-def _teacher(run: PlannedRun) -> Counted:
+def _teacher(run: PlannedRun) -> Cost:
     """Counts a pass of a base over what its teachers read."""
     assert run.taught is not None
     micros, tokens, width, actions = _microbatch(run.taught)
@@ -209,10 +180,10 @@ def _teacher(run: PlannedRun) -> Counted:
     flops = forward_flops(
         run.model, tokens, width / 2, math.prod(columns), run.config.lora.targets
     ) + _vocabulary(run.model, actions)
-    return micros, flops / run.mesh.size, _weights(run.base, run.mesh)
+    return Cost(micros, flops / run.mesh.size, _weights(run.base, run.mesh))
 
 
-def _gradients(run: PlannedRun) -> Counted:
+def _gradients(run: PlannedRun) -> Cost:
     micros, _, _, actions = _microbatch(run.batch.rows[MAIN])
     epochs, reads = run.config.algo.epochs, 2 * _weights(run.base, run.mesh)
     trained, forward = _trained(run)
@@ -221,14 +192,14 @@ def _gradients(run: PlannedRun) -> Counted:
     scored = (run.learning.correction != "none") + (run.learning.reference == "start")
     trained += scored * (forward + vocabulary) / epochs  # once per step, not per epoch
     reads += scored * _weights(run.base, run.mesh) / epochs
-    return epochs * micros, trained / run.mesh.size, reads
+    return Cost(epochs * micros, trained / run.mesh.size, reads)
 
 
-def _critic(run: PlannedRun) -> Counted:
+def _critic(run: PlannedRun) -> Cost:
     calls = run.config.algo.epochs * len(run.batch.rows[MAIN].tokens.ids_BT)
     if run.learning.has_frozen_critic:  # the heads alone
-        return calls, 0.0, 0.0
-    return calls, _trained(run)[0] / run.mesh.size, 2 * _weights(run.base, run.mesh)
+        return Cost(calls, 0.0, 0.0)
+    return Cost(calls, _trained(run)[0] / run.mesh.size, 2 * _weights(run.base, run.mesh))
 
 
 def _trained(run: PlannedRun) -> tuple[float, float]:
@@ -247,10 +218,10 @@ def _microbatch(rows: Rows[Any]) -> tuple[int, int, int, int]:
     return micros, height * width, width, height * rows.actions.mask_BA.shape[2]
 
 
-def _optimiser(run: PlannedRun) -> Counted:
+def _optimiser(run: PlannedRun) -> Cost:
     """Counts parameters and two moments, read and written, and gradients, read."""
     steps = run.config.algo.epochs * run.config.algo.minibatches
-    return steps, 0.0, 7 * (per_chip(run.state.adapters) + per_chip(run.state.critic))
+    return Cost(steps, 0.0, 7 * (per_chip(run.state.adapters) + per_chip(run.state.critic)))
 
 
 def _weights(base: Any, mesh: Mesh) -> float:

@@ -38,7 +38,7 @@ class Topology(NamedTuple):
         devices: all devices, host by host.
         host: the devices of one host as a topology of its own; a process's programs use it.
         hosts: number of hosts.
-        chip: limits of a chip; None for virtual devices, which have no speed.
+        chip: limits of a chip; None for virtual devices, which have none.
     """
 
     name: str

@@ -8,9 +8,8 @@ from typing import Any, NamedTuple
 from rich import box
 from rich.table import Table
 
-from marft_jax.extras.planning import anchors
 from marft_jax.extras.planning.compile import Compiled, PlannedRun, per_chip
-from marft_jax.extras.planning.cost import LEARNING, PLAYING, Cost, seconds
+from marft_jax.extras.planning.cost import LEARNING, PLAYING, Cost
 from marft_jax.extras.planning.topology import Topology
 from marft_jax.types import MAIN
 
@@ -46,34 +45,6 @@ class Plan(NamedTuple):
         """True if the peak is within a chip's memory; virtual devices have no limit."""
         chip = self.topology.chip
         return chip is None or self.peak <= chip.memory
-
-    @property
-    def gradients(self) -> float:
-        """Bytes of the gradients of adapters and critic."""
-        return self.memory["adapters"] + self.memory["critic"]
-
-    @property
-    def across(self) -> float:
-        """Bytes per chip that hosts reduce in each optimiser step."""
-        if "optimiser" not in self.programs:  # nothing learns on this base
-            return 0.0
-        return self.programs["optimiser"].traffic.moved(across=True).payload
-
-
-def expected(plan: Plan) -> dict[str, tuple[float, float]]:
-    """Estimates seconds per step of each program from published systems: the best, the worst.
-
-    Programs bound by memory (decode, optimiser) are compared with decoding, others with learning.
-    """
-    chip, kind = plan.topology.chip, plan.topology.name.partition(":")[0]
-    if chip is None:
-        return {}
-    found = {}
-    for name, own in plan.costs.items():
-        alike = "decode" if name in ("decode", "optimiser") else "LoRA"
-        low, high = anchors.expected(alike, kind)
-        found[name] = (low * own.seconds(chip), high * own.seconds(chip))
-    return found
 
 
 def memory_of(
@@ -163,7 +134,7 @@ def advice(plan: Plan) -> str:
 
 
 def verdict(plan: Plan) -> str:
-    """Says if the plan fits, what hosts exchange, and how long a step takes."""
+    """Says if the plan fits, and what a step plays."""
     chip, work, peak = plan.topology.chip, plan.run.work, _gb(plan.peak)
     if chip is None:
         lines = [f"peak {peak} per device; virtual devices have no limit"]
@@ -172,33 +143,12 @@ def verdict(plan: Plan) -> str:
     else:
         needs = f"peak {peak} of {_gb(chip.memory)} per chip, in {plan.worst}"
         lines = [f"does not fit: {needs}; {advice(plan)}"]
-    if plan.topology.hosts > 1 and plan.gradients:
-        times = f"{plan.across / plan.gradients:.2f} x the gradients of adapters and critic"
-        network = f" ({plan.across / chip.network:.2g} s between slices)" if chip else ""
-        lines.append(f"across hosts: {_gb(plan.across)} per optimiser step{network}, {times}")
     if plan.run.config.mesh.rollout:
         peaks = {s: max(plan.peaks.get(n, 0.0) for n in names) for s, names in _SIDES.items()}
         lines.append("; ".join(f"devices that {side}: {_gb(x)}" for side, x in peaks.items()))
-    if chip is None:
-        return "\n".join(lines)
-    beside = bool(plan.run.config.mesh.rollout and plan.run.config.rollout.lag)
-    times, ranges = seconds(chip, plan.costs), expected(plan)
-    took = _took(*times, beside)
-    took += " (the agents play elsewhere)" * (plan.run.config.rollout.sampler != "engine")
-    lines.append(f"a step of {work.turns} turns of up to {work.context} tokens takes {took}")
-    play, learn = (
-        " to ".join(f"{sum(ranges[n][end] for n in names if n in ranges):.1f}" for end in (0, 1))
-        for names in _SIDES.values()
-    )
-    lines.append(f"as published systems do: {play} s to play, {learn} s to learn")
+    sampled = ", sampled elsewhere" * (plan.run.config.rollout.sampler != "engine")
+    lines.append(f"a step has {work.turns} turns of up to {work.context} tokens{sampled}")
     return "\n".join(lines)
-
-
-def _took(rollout: float, learning: float, beside: bool) -> str:
-    """Says the seconds of a step whose two parts run in turn, or at the same time (``beside``)."""
-    whole = max(rollout, learning) if beside else rollout + learning
-    how = "beside" if beside else "then"
-    return f"at least {whole:.1f} s: {rollout:.1f} s to play, {how} {learning:.1f} s to learn"
 
 
 _STYLE: dict[str, Any] = dict(box=box.SIMPLE, padding=0)  # narrow: fits into 80 columns
@@ -208,8 +158,6 @@ _MEASURES: dict[str, Callable[[Plan, str], float]] = {
     "GB at the peak": lambda plan, name: plan.peaks[name] / 1e9,
     "TFLOP": lambda plan, name: plan.costs[name].flops / 1e12,
     "GB of memory": lambda plan, name: plan.costs[name].bytes / 1e9,
-    "GB inside hosts": lambda plan, name: plan.programs[name].traffic.moved(False).payload / 1e9,
-    "GB across hosts": lambda plan, name: plan.programs[name].traffic.moved(True).payload / 1e9,
 }
 
 
@@ -223,26 +171,16 @@ def memory_table(plan: Plan) -> Table:
 
 
 def programs_table(plan: Plan) -> Table:
-    """Makes a table of programs: calls in a step, costs of a call, seconds of all calls."""
+    """Makes a table of programs: calls in a step, and what a call costs."""
     shown = Table("per call", *plan.programs, title="programs of a step", **_STYLE)
     for label, measure in _MEASURES.items():
         shown.add_row(label, *(_short(measure(plan, name)) for name in plan.programs))
-    if chip := plan.topology.chip:
-        costs = [plan.costs[name] for name in plan.programs]
-        times = [{"all calls": cost.seconds(chip)} | cost.times(chip) for cost in costs]
-        for part in times[0]:
-            shown.add_row(f"s of {part}", *(_short(each[part]) for each in times))
-        ranges = expected(plan)
-        for i, label in enumerate(("s at best, published", "s at worst, published")):
-            shown.add_row(label, *(_short(ranges[name][i]) for name in plan.programs))
     return shown
 
 
 def numbers(plan: Plan) -> dict[str, Any]:
     """Returns everything as plain values for ``--json``, in bytes and seconds."""
     run, chip = plan.run, plan.topology.chip
-    names = ("rollout_s", "update_s")
-    times = dict(zip(names, seconds(chip, plan.costs), strict=True)) if chip else {}
     return {
         "model": run.config.model.base,
         "layers": run.model.n_layers,
@@ -259,30 +197,11 @@ def numbers(plan: Plan) -> dict[str, Any]:
         "limit": chip.memory if chip else None,
         "fits": plan.fits,
         "advice": advice(plan),
-        "gradients": plan.gradients,
-        "across_per_optimiser_step": plan.across,
-        "programs": {name: _program(plan, name) for name in plan.programs},
-        **times,
+        "programs": {
+            name: program._asdict() | {"peak": plan.peaks[name]} | plan.costs[name]._asdict()
+            for name, program in plan.programs.items()
+        },
     }
-
-
-def _program(plan: Plan, name: str) -> dict[str, Any]:
-    program, cost, chip = plan.programs[name], plan.costs[name], plan.topology.chip
-    moved = [
-        {"kind": kind, "across_hosts": across, **moved._asdict()}
-        for (kind, across), moved in sorted(program.traffic.kinds.items())
-    ]
-    found = program._asdict() | {
-        "peak": plan.peaks[name],
-        "traffic": moved,
-        "loops_of_unknown_length": program.traffic.endless,
-        "calls": cost.calls,
-        "flops": cost.flops,
-        "bytes": cost.bytes,
-    }
-    if chip:
-        found |= {"seconds_per_step": cost.times(chip), "expected_s": expected(plan)[name]}
-    return found
 
 
 def _short(number: float) -> str:

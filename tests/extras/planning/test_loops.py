@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import functools
+
+import hlo
 import jax
 import jax.numpy as jnp
 import pytest
+import small
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
 from loops import Loop, arrays, loops
 
 TEXT = """HloModule m
@@ -153,3 +159,141 @@ def test_passes_are_those_of_the_compiler(passes):
         return jax.lax.scan(lambda y, _: (jnp.sin(y @ y), None), x, length=passes)[0]
 
     assert [loop.passes for loop in loops(compiled(run, (32, 32)), [0])] == [passes]
+
+
+TWO_HOSTS = [0, 0, 0, 0, 1, 1, 1, 1]
+
+
+# What a whole program moves.
+
+
+def moved(function, *arguments, hosts=TWO_HOSTS) -> hlo.Traffic:
+    return hlo.traffic(jax.jit(function).lower(*arguments).compile().as_text(), hosts)
+
+
+def shaped(where, spec, *shape) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, jnp.float32, sharding=NamedSharding(where, spec))
+
+
+@pytest.mark.parametrize("axis, across", [("data", True), ("tensor", False)])
+def test_a_sum_in_a_loop_counts_once_per_pass_and_by_where_it_goes(axis, across):
+    where = small.mesh_of(2, 1, 4)
+
+    def summed(x):
+        def body(total, _):
+            return jnp.cos(jax.lax.psum(total, axis)), None
+
+        return jax.lax.scan(body, x, length=5)[0]
+
+    mapped = jax.shard_map(summed, mesh=where, in_specs=P(), out_specs=P(), check_vma=False)
+    found = moved(mapped, shaped(where, P(), 16, 4))
+    payload, group = 5 * 16 * 4 * 4, where.shape[axis]
+    sent = 2 * payload * (group - 1) / group
+    assert found == hlo.Traffic({("all-reduce", across): hlo.Moved(payload, sent, 5)}, 0)
+    assert found.moved(not across) == hlo.Moved()
+
+
+def test_nested_loops_multiply_and_branches_count():
+    where = small.mesh_of(8)
+
+    def branch(x):
+        return jax.lax.psum(x, "data")
+
+    def summed(x, flag):
+        def inner(total, _):
+            return jnp.sin(jax.lax.cond(flag[0] > 0, branch, jnp.cos, total)), None
+
+        def outer(total, _):
+            return jax.lax.scan(inner, total, length=3)[0], None
+
+        return jax.lax.scan(outer, x, length=4)[0]
+
+    mapped = jax.shard_map(summed, mesh=where, in_specs=(P(), P()), out_specs=P(), check_vma=False)
+    found = moved(mapped, shaped(where, P(), 8), shaped(where, P(), 1))
+    assert found.moved(across=True)[::2] == (4 * 3 * 8 * 4, 12)
+
+
+def test_a_loop_without_a_known_end_is_told():
+    where = small.mesh_of(8)
+
+    def summed(x):
+        return jax.lax.while_loop(
+            lambda x: jnp.sum(x) > 1, lambda x: 0.1 * jax.lax.psum(x, "data"), x
+        )
+
+    mapped = jax.shard_map(summed, mesh=where, in_specs=P(), out_specs=P(), check_vma=False)
+    found = moved(mapped, shaped(where, P(), 8))
+    assert found.endless == 1 and found.moved(across=True).runs == 1
+
+
+def test_a_gather_counts_all_that_a_chip_then_has():
+    where = small.mesh_of(2, 1, 4)
+    whole = NamedSharding(where, P())
+    found = moved(
+        lambda x: jax.lax.with_sharding_constraint(2 * x, whole), shaped(where, P("tensor"), 16, 8)
+    )
+    assert found.kinds == {("all-gather", False): hlo.Moved(512, 512 * 3 / 4, 1)}
+
+
+def test_a_permutation_that_leaves_the_host_is_seen():
+    where = small.mesh_of(8)
+
+    def shifted(x, by):
+        return jax.lax.ppermute(x, "data", [(i, i ^ by) for i in range(8)])
+
+    for by, across in ((1, False), (4, True)):
+        mapped = jax.shard_map(
+            functools.partial(shifted, by=by), mesh=where, in_specs=P("data"), out_specs=P("data")
+        )
+        found = moved(mapped, shaped(where, P("data"), 16))
+        assert found.kinds == {("collective-permute", across): hlo.Moved(8, 8, 1)}
+
+
+@pytest.mark.parametrize(
+    "text, groups",
+    [
+        ("replica_groups={{0,2},{1,3}}", [[0, 2], [1, 3]]),
+        ("replica_groups={}", [[0, 1, 2, 3]]),
+        ("replica_groups=[2,2]<=[4]", [[0, 1], [2, 3]]),
+        ("replica_groups=[2,2]<=[2,2]T(1,0)", [[0, 2], [1, 3]]),
+        ("replica_groups=mesh['a'=2,'b'=2] {'a'}", [[0, 2], [1, 3]]),
+        ("replica_groups=mesh['a'=2,'b'=2] {'b'}", [[0, 1], [2, 3]]),
+        ("replica_groups=mesh['a'=4] {'a':(2)2}", [[0, 1], [2, 3]]),
+        ("replica_groups=mesh['a'=4] {'a':(1)2}", [[0, 2], [1, 3]]),
+        ("replica_groups=mesh['a'=2,'b'=2], device_ids=([2,2]T(1,0)) {'b'}", [[0, 2], [1, 3]]),
+    ],
+)
+def test_groups_of_devices_are_read_in_every_spelling(text, groups):
+    line = f"  %r = f32[8]{{0}} all-reduce(%x), channel_id=1, {text}, use_global_device_ids=true"
+    assert hlo._groups(line, 4) == groups
+
+
+def test_a_spelling_that_is_not_known_is_refused():
+    with pytest.raises(ValueError, match="cannot be read"):
+        hlo._groups("  %r = f32[8]{0} all-reduce(%x), replica_groups=@mine", 4)
+
+
+def test_a_loop_of_the_tpu_compiler_is_counted_by_its_condition():
+    """It writes tiled shapes, and no trip count."""
+    text = """HloModule m
+%add (a: f32[], b: f32[]) -> f32[] {
+  ROOT %s = f32[]{:T(128)} add(%a, %b)
+}
+
+%body (p: (s32[], bf16[8,128])) -> (s32[], bf16[8,128]) {
+  %r = bf16[8,128]{1,0:T(8,128)(2,1)S(1)} all-reduce(%g), replica_groups=[2,4]<=[8], to_apply=%add
+}
+
+%condition (p: (s32[], bf16[8,128])) -> pred[] {
+  %seven = s32[]{:T(128)} constant(7)
+  %other = s32[]{:T(128)} constant(3)
+  %i = s32[]{:T(128)} get-tuple-element(%p), index=0
+  ROOT %lt = pred[]{:T(512)} compare(%i, %seven), direction=LT
+}
+
+ENTRY %main (x: bf16[8,128]) -> bf16[8,128] {
+  %w = (s32[], /*index=1*/bf16[8,128]{1,0}) while(%t), condition=%condition, body=%body
+}
+"""
+    found = hlo.traffic(text, TWO_HOSTS)
+    assert found.kinds == {("all-reduce", False): hlo.Moved(7 * 2048, 7 * 2048 * 1.5, 7)}

@@ -8,21 +8,20 @@ import importlib.util
 import io
 import json
 
+import hlo
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import small
-from jax.sharding import NamedSharding
-from jax.sharding import PartitionSpec as P
 from rich.console import Console
 
 from marft_jax import cli
 from marft_jax import config as config_lib
 from marft_jax.extras.planning import command as plan_lib
-from marft_jax.extras.planning import cost, hlo, planner, verdict
-from marft_jax.extras.planning.chips import GPUS, TPUS, Chip
-from marft_jax.extras.planning.compile import Compiled, compile_one, describe, lowered, per_chip
+from marft_jax.extras.planning import cost, planner, verdict
+from marft_jax.extras.planning.chips import GPUS, Chip
+from marft_jax.extras.planning.compile import Compiled, describe, lowered, per_chip
 from marft_jax.extras.planning.topology import find_topology
 from marft_jax.extras.planning.work import step_work
 from marft_jax.learning.algorithms import find_algorithm
@@ -36,141 +35,6 @@ from marft_jax.team.team_files import load_team
 from marft_jax.types import MAIN
 
 TWO_HOSTS = [0, 0, 0, 0, 1, 1, 1, 1]
-
-
-# What a program moves.
-
-
-def moved(function, *arguments, hosts=TWO_HOSTS) -> hlo.Traffic:
-    return hlo.traffic(jax.jit(function).lower(*arguments).compile().as_text(), hosts)
-
-
-def shaped(where, spec, *shape) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(shape, jnp.float32, sharding=NamedSharding(where, spec))
-
-
-@pytest.mark.parametrize("axis, across", [("data", True), ("tensor", False)])
-def test_a_sum_in_a_loop_counts_once_per_pass_and_by_where_it_goes(axis, across):
-    where = small.mesh_of(2, 1, 4)
-
-    def summed(x):
-        def body(total, _):
-            return jnp.cos(jax.lax.psum(total, axis)), None
-
-        return jax.lax.scan(body, x, length=5)[0]
-
-    mapped = jax.shard_map(summed, mesh=where, in_specs=P(), out_specs=P(), check_vma=False)
-    found = moved(mapped, shaped(where, P(), 16, 4))
-    payload, group = 5 * 16 * 4 * 4, where.shape[axis]
-    sent = 2 * payload * (group - 1) / group
-    assert found == hlo.Traffic({("all-reduce", across): hlo.Moved(payload, sent, 5)}, 0)
-    assert found.moved(not across) == hlo.Moved()
-
-
-def test_nested_loops_multiply_and_branches_count():
-    where = small.mesh_of(8)
-
-    def branch(x):
-        return jax.lax.psum(x, "data")
-
-    def summed(x, flag):
-        def inner(total, _):
-            return jnp.sin(jax.lax.cond(flag[0] > 0, branch, jnp.cos, total)), None
-
-        def outer(total, _):
-            return jax.lax.scan(inner, total, length=3)[0], None
-
-        return jax.lax.scan(outer, x, length=4)[0]
-
-    mapped = jax.shard_map(summed, mesh=where, in_specs=(P(), P()), out_specs=P(), check_vma=False)
-    found = moved(mapped, shaped(where, P(), 8), shaped(where, P(), 1))
-    assert found.moved(across=True)[::2] == (4 * 3 * 8 * 4, 12)
-
-
-def test_a_loop_without_a_known_end_is_told():
-    where = small.mesh_of(8)
-
-    def summed(x):
-        return jax.lax.while_loop(
-            lambda x: jnp.sum(x) > 1, lambda x: 0.1 * jax.lax.psum(x, "data"), x
-        )
-
-    mapped = jax.shard_map(summed, mesh=where, in_specs=P(), out_specs=P(), check_vma=False)
-    found = moved(mapped, shaped(where, P(), 8))
-    assert found.endless == 1 and found.moved(across=True).runs == 1
-
-
-def test_a_gather_counts_all_that_a_chip_then_has():
-    where = small.mesh_of(2, 1, 4)
-    whole = NamedSharding(where, P())
-    found = moved(
-        lambda x: jax.lax.with_sharding_constraint(2 * x, whole), shaped(where, P("tensor"), 16, 8)
-    )
-    assert found.kinds == {("all-gather", False): hlo.Moved(512, 512 * 3 / 4, 1)}
-
-
-def test_a_permutation_that_leaves_the_host_is_seen():
-    where = small.mesh_of(8)
-
-    def shifted(x, by):
-        return jax.lax.ppermute(x, "data", [(i, i ^ by) for i in range(8)])
-
-    for by, across in ((1, False), (4, True)):
-        mapped = jax.shard_map(
-            functools.partial(shifted, by=by), mesh=where, in_specs=P("data"), out_specs=P("data")
-        )
-        found = moved(mapped, shaped(where, P("data"), 16))
-        assert found.kinds == {("collective-permute", across): hlo.Moved(8, 8, 1)}
-
-
-@pytest.mark.parametrize(
-    "text, groups",
-    [
-        ("replica_groups={{0,2},{1,3}}", [[0, 2], [1, 3]]),
-        ("replica_groups={}", [[0, 1, 2, 3]]),
-        ("replica_groups=[2,2]<=[4]", [[0, 1], [2, 3]]),
-        ("replica_groups=[2,2]<=[2,2]T(1,0)", [[0, 2], [1, 3]]),
-        ("replica_groups=mesh['a'=2,'b'=2] {'a'}", [[0, 2], [1, 3]]),
-        ("replica_groups=mesh['a'=2,'b'=2] {'b'}", [[0, 1], [2, 3]]),
-        ("replica_groups=mesh['a'=4] {'a':(2)2}", [[0, 1], [2, 3]]),
-        ("replica_groups=mesh['a'=4] {'a':(1)2}", [[0, 2], [1, 3]]),
-        ("replica_groups=mesh['a'=2,'b'=2], device_ids=([2,2]T(1,0)) {'b'}", [[0, 2], [1, 3]]),
-    ],
-)
-def test_groups_of_devices_are_read_in_every_spelling(text, groups):
-    line = f"  %r = f32[8]{{0}} all-reduce(%x), channel_id=1, {text}, use_global_device_ids=true"
-    assert hlo._groups(line, 4) == groups
-
-
-def test_a_spelling_that_is_not_known_is_refused():
-    with pytest.raises(ValueError, match="cannot be read"):
-        hlo._groups("  %r = f32[8]{0} all-reduce(%x), replica_groups=@mine", 4)
-
-
-def test_a_loop_of_the_tpu_compiler_is_counted_by_its_condition():
-    """It writes tiled shapes, and no trip count."""
-    text = """HloModule m
-%add (a: f32[], b: f32[]) -> f32[] {
-  ROOT %s = f32[]{:T(128)} add(%a, %b)
-}
-
-%body (p: (s32[], bf16[8,128])) -> (s32[], bf16[8,128]) {
-  %r = bf16[8,128]{1,0:T(8,128)(2,1)S(1)} all-reduce(%g), replica_groups=[2,4]<=[8], to_apply=%add
-}
-
-%condition (p: (s32[], bf16[8,128])) -> pred[] {
-  %seven = s32[]{:T(128)} constant(7)
-  %other = s32[]{:T(128)} constant(3)
-  %i = s32[]{:T(128)} get-tuple-element(%p), index=0
-  ROOT %lt = pred[]{:T(512)} compare(%i, %seven), direction=LT
-}
-
-ENTRY %main (x: bf16[8,128]) -> bf16[8,128] {
-  %w = (s32[], /*index=1*/bf16[8,128]{1,0}) while(%t), condition=%condition, body=%body
-}
-"""
-    found = hlo.traffic(text, TWO_HOSTS)
-    assert found.kinds == {("all-reduce", False): hlo.Moved(7 * 2048, 7 * 2048 * 1.5, 7)}
 
 
 # What a configuration needs.
@@ -241,13 +105,14 @@ def test_hosts_exchange_gradients_and_never_the_base(mesh, layers):
     )
     run = run_of(config, small.config_of(d_ff=64 * 16, n_layers=1))
     assert len(run.batch.rows[MAIN].tokens.ids_BT) >= 2 * config.algo.minibatches
-    found = {name: compile_one(*program) for name, program in lowered(run).items()}
+    programs = lowered(run)
     gradients = per_chip(run.state.adapters) + per_chip(run.state.critic)
     micros = len(run.batch.rows[MAIN].tokens.ids_BT) / config.algo.minibatches
     calls = {"gradients": micros, "critic": micros, "optimiser": 1}
-    across = sum(n * found[name].traffic.moved(across=True).payload for name, n in calls.items())
+    found = {n: hlo.traffic(programs[n].compile().as_text(), TWO_HOSTS) for n in calls}
+    across = sum(n * found[name].moved(across=True).payload for name, n in calls.items())
     assert 0.9 * gradients < across < 1.2 * gradients
-    assert not any(found[name].traffic.endless for name in calls)
+    assert not any(each.endless for each in found.values())
 
 
 def test_a_plan_counts_no_microbatch_that_has_no_rows():
@@ -299,7 +164,7 @@ def test_where_another_sampler_plays_the_learner_is_planned_alone():
     memory, _ = verdict.memory_of(run, {})
     assert memory["cache"] == 0 < memory["weights"]
     told = verdict.verdict(cramped(1e12, run=run))
-    assert "to learn (the agents play elsewhere)" in told
+    assert "sampled elsewhere" in told
 
 
 def test_a_base_is_planned_on_the_places_that_play_it():
@@ -321,8 +186,6 @@ def test_devices_that_play_hold_the_cache_and_those_that_learn_the_state():
     assert run.here.devices.shape == (1, 1, 2) and run.mesh.devices.shape == (2, 1, 2)
     assert run.here.devices.flat[0].id == 2  # the last ones of a host
     assert per_chip(run.base_here) == per_chip(run.base)
-    programs = lowered(run)
-    assert [programs[name][1] for name in ("decode", "gradients")] == [[0, 0], [0, 0, 1, 1]]
     names = ("prefill", "decode", "values", "gradients", "optimiser")
     memory, peaks = verdict.memory_of(run, dict.fromkeys(names, Compiled(0.0)))
     assert peaks["decode"] == peaks["prefill"] == memory["adapters"]
@@ -367,19 +230,12 @@ def test_a_layer_that_slides_reads_no_more_than_its_window():
     assert cost.forward_flops(model, 128, 8) == cost.forward_flops(small.CONFIG, 128, 8)
 
 
-def test_time_is_bound_by_the_slowest_part_of_a_chip():
-    slow = Chip(flops=1e9, memory=1, bandwidth=1e9, links=1e9, hosts=5e8, network=1)
-    one = cost.Cost(calls=2, flops=3e9, bytes=1e9, inside=1e9, across=1e9)
-    assert one.times(slow) == {"arithmetic": 6, "memory": 2, "links": 6}
-    assert one.seconds(slow) == 12
-
-
 # What to change.
 
 
 def cramped(memory: float, **changes) -> verdict.Plan:
     """The plan on chips with that much memory."""
-    chip = Chip(1e12, memory, 1e12, 1e12, 1e12, 1e9)
+    chip = Chip(1e12, memory, 1e12)
     plan = tiny()
     return plan._replace(topology=plan.topology._replace(chip=chip), **changes)
 
@@ -421,9 +277,8 @@ def test_no_heading_and_no_number_is_cut(width):
 
 def test_all_numbers_are_plain_and_told(capsys):
     told = json.loads(json.dumps(verdict.numbers(cramped(1e12))))
-    assert told["fits"] and told["rollout_s"] > 0 and told["update_s"] > 0
-    assert told["across_per_optimiser_step"] == pytest.approx(told["gradients"], rel=0.2)
-    assert {one["kind"] for one in told["programs"]["optimiser"]["traffic"]} >= {"all-reduce"}
+    assert told["fits"] and told["peak"] < told["limit"] == 1e12
+    assert told["programs"]["gradients"]["flops"] > told["programs"]["values"]["flops"] > 0
 
 
 @pytest.mark.parametrize(
@@ -477,11 +332,6 @@ def test_a_gpus_process_gets_the_share_that_jax_takes(monkeypatch):
     assert GPUS["h100"].chip.memory == pytest.approx(0.75 * 84.9e9)
     monkeypatch.setenv("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.9")
     assert GPUS["h100"].chip.memory == pytest.approx(0.9 * 84.9e9)
-
-
-def test_hosts_of_gpus_are_joined_by_a_network_and_tpus_of_a_slice_by_their_links():
-    assert all(gpu.chip.hosts == gpu.network < gpu.links for gpu in GPUS.values())
-    assert all(chip.hosts == chip.links > chip.network for chip in TPUS.values())
 
 
 def test_a_mesh_that_cuts_heads_is_refused_and_the_better_one_named(capsys):
