@@ -128,3 +128,24 @@ def test_two_processes_learn_what_one_does_and_end_when_one_dies(tmp_path):
     steps = [line["step"] for line in metrics(tmp_path / "two")]
     assert steps == list(range(1, len(steps) + 1)) and len(steps) > done
     assert max(int(p.name) for p in (tmp_path / "two/checkpoints").iterdir()) == len(steps)
+
+
+@pytest.mark.parametrize(
+    "where, process, code, message",
+    [
+        ("localhost:{port}", "0", -signal.SIGABRT, "waiting up to 1 s for all 2 processes"),
+        ("localhost:{port}", "1", -signal.SIGABRT, "waiting up to 1 s for all 2 processes"),
+        ("192.0.2.1:{port}", "0", 2, "192.0.2.1:{port}: the processes did not find each other"),
+        ("auto", "0", 2, "--mesh.coordinator auto: the processes did not find each other"),
+    ],
+)
+def test_who_misses_another_process_says_so_and_ends(tmp_path, where, process, code, message):
+    port = str(free_port())
+    words = ["--mesh.coordinator", where.format(port=port), "--mesh.wait_seconds", "1"]
+    if where != "auto":
+        words += ["--mesh.processes", "2", "--mesh.process", process]
+    train = [sys.executable, "-m", "marft_jax.train", "--run.dir", str(tmp_path / "run"), *words]
+    environment = os.environ | {"JAX_PLATFORMS": "cpu"}
+    done = subprocess.run(train, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == code and message.format(port=port) in done.stderr
+    assert "Traceback" not in done.stderr and not (tmp_path / "run").exists()

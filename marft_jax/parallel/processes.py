@@ -12,18 +12,13 @@ Received data is parsed as JSON and checked, and never executed.
 
 from __future__ import annotations
 
-import contextlib
-import errno
 import functools
 import glob
 import importlib.util
-import ipaddress
 import os
-import socket
 import sys
-import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
@@ -37,8 +32,6 @@ from marft_jax.types import Played, Player, Sample
 if TYPE_CHECKING:
     from marft_jax.config import Mesh
 
-_T = TypeVar("_T")
-_ALL_HERE = b"all are here\n"
 _TPU_DEVICES = ("/dev/accel[0-9]*", "/dev/vfio/[0-9]*")
 
 
@@ -46,8 +39,7 @@ def start(config: Mesh) -> None:
     """Joins the other processes, if there are any. Call it before JAX touches a device.
 
     Raises:
-        BadInput: settings of the processes are missing, a process did not come in time, or JAX
-            finds no device.
+        BadInput: settings of the processes are missing or wrong, or JAX finds no device.
     """
     _pass_over_absent_tpu()
     if config.coordinator is not None and not jax.distributed.is_initialized():
@@ -65,21 +57,16 @@ def start(config: Mesh) -> None:
 
 def _join(config: Mesh) -> None:
     """Joins the other processes; raises ``BadInput`` as ``start`` does."""
-    known: dict[str, Any] = {}
+    known, seconds, who = dict[str, Any](), round(config.wait_seconds), "the other processes"
     if config.coordinator != "auto":
-        if None in (config.processes, config.process):
-            raise BadInput(
-                f"--mesh.coordinator {config.coordinator}: expected --mesh.processes and "
-                f"--mesh.process as well, got {config.processes} and {config.process}"
-            )
-        where = wait_for_all(config)
-        known = dict(
-            coordinator_address=config.coordinator,
-            num_processes=config.processes,
-            process_id=config.process,
-            coordinator_bind_address=os.environ.get("JAX_COORDINATOR_BIND_ADDRESS", where),
-        )
-    seconds = round(config.wait_seconds)
+        known, who = _named(config), f"all {config.processes} processes"
+    # JAX ends a process by itself, with an error of many lines, if another one does not come
+    print(
+        f"marft_jax: waiting up to {seconds} s for {who}, --mesh.coordinator {config.coordinator}; "
+        "if one is missing, JAX ends this process",
+        file=sys.stderr,
+        flush=True,
+    )
     try:
         jax.config.update("jax_cpu_collectives_implementation", "gloo")
         jax.config.update("jax_enable_preemption_service", False)  # it takes SIGTERM for itself
@@ -87,11 +74,32 @@ def _join(config: Mesh) -> None:
             **known, initialization_timeout=seconds, heartbeat_timeout_seconds=seconds
         )
     except (RuntimeError, ValueError) as error:
-        why = " ".join(str(error).split())
         raise BadInput(
-            f"--mesh.coordinator {config.coordinator}: the processes did not find each other "
-            f"within {seconds} s: {why:.200}"
+            f"--mesh.coordinator {config.coordinator}: the processes did not find each other: "
+            f"{described(error)}"
         ) from error
+
+
+def _named(config: Mesh) -> dict[str, Any]:
+    """Returns what JAX is told of processes whose addresses are settings."""
+    assert config.coordinator
+    host, _, port = config.coordinator.rpartition(":")
+    if not host or not port.isdecimal() or not 0 < int(port[:6]) < 1 << 16:
+        raise BadInput(f"--mesh.coordinator {config.coordinator:.60}: expected HOST:PORT, or auto")
+    if config.processes is None or config.process is None or config.process >= config.processes:
+        raise BadInput(
+            f"--mesh.coordinator {config.coordinator}: expected --mesh.processes N as well, and "
+            f"--mesh.process below N, got {config.processes} and {config.process}"
+        )
+    known: dict[str, Any] = dict(
+        coordinator_address=config.coordinator,
+        num_processes=config.processes,
+        process_id=config.process,
+    )
+    if host == "localhost" or host.startswith("[") or host.replace(".", "").isdecimal():
+        own = config.coordinator  # JAX listens at every address, as it must behind a name
+        known["coordinator_bind_address"] = os.environ.get("JAX_COORDINATOR_BIND_ADDRESS", own)
+    return known
 
 
 def _pass_over_absent_tpu() -> None:
@@ -101,100 +109,6 @@ def _pass_over_absent_tpu() -> None:
     other = importlib.util.find_spec("jax_plugins") or os.environ.get("JAX_PLATFORMS")
     if importlib.util.find_spec("libtpu") and not chips and not other:
         jax.config.update("jax_platforms", "cpu")
-
-
-def wait_for_all(config: Mesh) -> str:
-    """Waits until all processes have started. JAX itself aborts if one is missing.
-
-    Each other process sends its number to the first process, at the coordinator's address, and gets
-    an answer when all have called.
-
-    Returns:
-        The address at which the coordinator should listen: the address that the others call, or
-        every address if this is not an address of this machine (a service, a forwarded port).
-
-    Raises:
-        BadInput: unknown host, port in use, or a process that does not come in time.
-    """
-    assert config.coordinator and config.processes and config.process is not None
-    host, _, port = config.coordinator.rpartition(":")
-    if not host or not port.isdecimal() or not 0 < int(port[:6]) < 1 << 16:
-        raise BadInput(f"--mesh.coordinator {config.coordinator:.60}: expected HOST:PORT, or auto")
-    if config.process >= config.processes:
-        raise BadInput(
-            f"--mesh.process: expected less than --mesh.processes {config.processes}, "
-            f"got {config.process}"
-        )
-    until = time.monotonic() + config.wait_seconds
-    others = set(range(1, config.processes))
-    try:
-        if config.process == 0:
-            return _gather_others(host.strip("[]"), int(port), others, until)
-        _call_first(host.strip("[]"), int(port), config.process, until)
-    except OSError as error:
-        missing = f"; {sorted(others)} did not come" if config.process == 0 and others else ""
-        raise BadInput(
-            f"--mesh.coordinator {config.coordinator}: the processes did not find each other "
-            f"within {config.wait_seconds:g} s: {error}{missing}"
-        ) from error
-    return ""
-
-
-def _gather_others(host: str, port: int, others: set[int], until: float) -> str:
-    """Listens until all ``others`` have called; removes each caller from the set."""
-    waiting: list[socket.socket] = []
-    with _listener(host, port, until) as server, contextlib.ExitStack() as stack:
-        where, *_ = server.getsockname()
-        while others:
-            server.settimeout(max(until - time.monotonic(), 0.001))
-            call, _ = server.accept()
-            waiting.append(stack.enter_context(call))
-            call.settimeout(1.0)
-            with contextlib.suppress(OSError, ValueError):  # somebody else
-                others.discard(int(call.recv(16)))
-        for call in waiting:
-            with contextlib.suppress(OSError):
-                call.sendall(_ALL_HERE)
-    if where == "0.0.0.0":
-        return f"[::]:{port}"  # both kinds of addresses, as JAX does
-    return f"[{where}]:{port}" if ":" in where else f"{where}:{port}"
-
-
-def _listener(host: str, port: int, until: float) -> socket.socket:
-    """Opens a socket at this host's address, or at every address if it is not this machine's."""
-    resolve = functools.partial(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM)
-    found: Any = _retried(resolve, until)
-    family, *_, address = found[0]
-    inside = ipaddress.ip_address(address[0].partition("%")[0]).is_loopback
-    if not inside or host in ("localhost", address[0]):  # else a name that this machine maps so
-        try:
-            return socket.create_server(address[:2], family=family)
-        except OSError as error:
-            if error.errno != errno.EADDRNOTAVAIL:
-                raise
-    return socket.create_server(("", port))
-
-
-def _call_first(host: str, port: int, process: int, until: float) -> None:
-    def call() -> None:
-        left = max(until - time.monotonic(), 0.001)
-        with socket.create_connection((host, port), timeout=left) as first:
-            first.sendall(f"{process}\n".encode())
-            if first.recv(len(_ALL_HERE)) != _ALL_HERE:
-                raise ConnectionError("the first process left")
-
-    _retried(call, until)
-
-
-def _retried(run: Callable[[], _T], until: float) -> _T:
-    """Retries until a time, because hosts and their names may appear late."""
-    while True:
-        try:
-            return run()
-        except OSError:
-            if time.monotonic() > until:
-                raise
-            time.sleep(0.1)
 
 
 def share(count: int, processes: int) -> int:

@@ -78,14 +78,16 @@ class TeamModels(NamedTuple):
 
 
 @contextlib.contextmanager
-def open_models(config: Config, blueprint: Blueprint) -> Iterator[TeamModels]:
+def open_models(
+    config: Config, blueprint: Blueprint, devices: Devices | None = None
+) -> Iterator[TeamModels]:
     """Opens the devices, loads the bases onto them, and makes the team. When it is closed, it holds
     no weights any more.
 
     Raises:
         BadInput: a mesh, a model or a team that does not fit.
     """
-    given, devices = config, open_devices(config.mesh)
+    given, devices = config, devices or open_devices(config.mesh)
     bases, contexts = load_bases(config, blueprint, devices)
     config = with_context(config, contexts.get(MAIN, config.model.context))
     talk = {name: (base.tokenizer, contexts[name]) for name, base in bases.items()}

@@ -24,7 +24,7 @@ from marft_jax.run.directory import disk_errors, own_directory, set_aside, write
 from marft_jax.run.guard import Guard
 from marft_jax.run.loggers import find_loggers
 from marft_jax.run.metrics import Compilations
-from marft_jax.run.models import TeamModels, open_models
+from marft_jax.run.models import TeamModels, open_devices, open_models
 from marft_jax.run.notices import greeting, notices
 from marft_jax.run.place import place_of
 from marft_jax.run.playing import PlaySetup
@@ -56,7 +56,7 @@ def open_training(config: Config, *, rehearses: bool = False) -> Iterator[Traini
     with contextlib.ExitStack() as stack:
         enter = stack.enter_context
         stop = enter(Stop("stopped before a step was finished; start again"))
-        processes.start(config.mesh)
+        devices = open_devices(config.mesh)
         place = place_of(config.run.dir, trains=processes.is_lead())
         run_dir = place.path = place.path.absolute()  # an environment may change directories
         enter(disk_errors(run_dir))
@@ -68,7 +68,7 @@ def open_training(config: Config, *, rehearses: bool = False) -> Iterator[Traini
         evaluation = enter(open_evaluation(config, workflow))
         learns_from = inputs.inputs_of(config, workflow, blueprint.agents)
         inputs.check_unchanged(run_dir, learns_from)
-        models = enter(open_models(config, blueprint))
+        models = enter(open_models(config, blueprint, devices))
         sampler = enter(open_sampler(models, folder=folder))
         learner = make_learner(models, open_teaching(models))
         events = folder / "transcripts" / "guard.jsonl"

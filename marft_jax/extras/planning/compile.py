@@ -6,7 +6,7 @@ import functools
 import math
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -18,7 +18,6 @@ from jax.sharding import Mesh
 from marft_jax.config import Algo, Config, Rollout
 from marft_jax.engine import compiled as engine
 from marft_jax.engine import kv_cache as cache_lib
-from marft_jax.errors import BadInput
 from marft_jax.extras.planning.topology import Topology
 from marft_jax.extras.planning.work import Work, longest_batch
 from marft_jax.learning import batch as batch_lib
