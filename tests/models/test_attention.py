@@ -25,7 +25,6 @@ from marft_jax.models.ops import (
     blocks,
     cudnn,
     experts,
-    intervals,
     kv,
     packed,
     per_device,
@@ -171,7 +170,7 @@ def test_the_gate_has_the_gradient_of_its_formula(activation, formula):
     "platform, expected",
     [
         ("cpu", causal_attention_in_pieces),
-        ("tpu", intervals.interval_attention),
+        ("tpu", attention_by_rule),
     ],
 )
 def test_each_platform_has_its_attention(platform, expected):
@@ -291,59 +290,6 @@ def test_attention_by_cudnn_lowers_to_its_kernels_and_to_no_scores(shape):
     assert f"{h}x{t}x{t}x" not in text and f"{h // 2}x{t}x{t}x" not in text, text
 
 
-@pytest.fixture
-def intervals_interpreted(monkeypatch):
-    monkeypatch.setattr(intervals, "_INTERPRETED", True)
-    monkeypatch.setattr(intervals, "_BLOCK", 128)
-
-
-@pytest.mark.parametrize(
-    "where, heads, groups, dtype, tolerance, window",
-    [
-        *(((1, 1, 1), 4, 2, jnp.float32, 1e-5, window) for window in WINDOWS),
-        ((1, 1, 1), 2, 2, jnp.bfloat16, 3e-2, "full"),
-        ((2, 1, 2), 4, 2, jnp.float32, 1e-5, "sliding"),
-        ((1, 2, 4), 8, 2, jnp.float32, 1e-5, "full"),  # fewer key-value heads than places
-    ],
-    ids=str,
-)
-def test_intervals_are_attention_on_any_mesh_with_shared_prefixes(
-    where, heads, groups, dtype, tolerance, window, intervals_interpreted
-):
-    where = small.mesh_of(*where)
-    q, kv, _ = rows_of(where, 2, heads, groups, 384, dtype)
-    operands = q, kv, jax.device_put(tree(384), mesh_lib.rows(where))
-    ours = loss_and_gradients(intervals.interval_attention, where, *operands, window)
-    theirs = loss_and_gradients(causal_attention, where, *operands, window)
-    for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
-        a, b = (np.asarray(x, np.float32) for x in (a, b))
-        np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance * np.abs(b).max())
-
-
-def test_a_block_that_nobody_reads_is_not_computed(intervals_interpreted):
-    """What it holds does not matter then: of two sequences of a block each, the first's keys."""
-    q, k, v = (draw(i, 1, 2, 256, 8) for i in range(3))
-    until_BT = jnp.asarray([[127] * 128 + [255] * 128])
-
-    def context(k, v):
-        attend = intervals.interval_attention(until_BT)
-        run = jax.jit(mesh_lib.with_mesh(small.one_device(), attend))
-        return run(q, KV(k.swapaxes(2, 3), v))[:, :, 128:]
-
-    unread = jnp.where(jnp.arange(256)[None, None, :, None] < 128, jnp.nan, 0)
-    np.testing.assert_array_equal(context(k + unread, v + unread), context(k, v))
-
-
-def rows_of(where, b: int, h: int, g: int, t: int, dtype=jnp.float32):
-    """Queries, keys and values, and until where each is read: four sequences to a row."""
-    drawn = draw(0, b, h, t, 8), KV(draw(1, b, g, 8, t), draw(2, b, g, t, 8))
-    ends = np.sort(np.random.default_rng(3).integers(1, t, (b, 3, 1)), axis=1)
-    first = np.arange(t) < ends
-    until = np.where(first.any(1), np.where(first, ends, t).min(1), t).astype(np.int32) - 1
-    q, kv = jax.tree.map(lambda x: x.astype(dtype), drawn)
-    return jax.device_put((q, kv, until), mesh_lib.rows(where))
-
-
 def loss_and_gradients(attend, where, q, kv, until_BT, window="full"):
     """Of a weighted sum of the context."""
     (window, slides), weight = WINDOWS[window], draw(4, *q.shape)
@@ -357,24 +303,6 @@ def loss_and_gradients(attend, where, q, kv, until_BT, window="full"):
     loss = functools.partial(loss, slides=slides) if known else loss
     run = jax.value_and_grad(mesh_lib.with_mesh(where, loss), argnums=(0, 1), has_aux=True)
     return jax.jit(run)(q, kv, *([] if known else [slides]))
-
-
-@pytest.mark.parametrize(
-    "b, h, g, t, kernel",
-    [
-        (4, 4, 2, 128, True),
-        (4, 4, 1, 640, True),
-        (4, 4, 2, 192, False),  # not a multiple of 128
-        (3, 4, 2, 128, False),  # two places for rows
-        (4, 3, 1, 128, False),  # two places for heads
-    ],
-)
-def test_rows_that_intervals_cannot_take_pass_through_einsums(b, h, g, t, kernel):
-    where = small.mesh_of(2, 1, 2)
-    q, kv = jnp.zeros((b, h, t, 8)), KV(jnp.zeros((b, g, 8, t)), jnp.zeros((b, g, t, 8)))
-    run = mesh_lib.with_mesh(where, intervals.interval_attention(jnp.ones((b, t), jnp.int32)))
-    traced = jax.make_jaxpr(run)(q, kv)
-    assert ("pallas_call" in str(traced)) == kernel
 
 
 def updated(where, attention):
@@ -408,13 +336,6 @@ def updated(where, attention):
     adapters = jax.device_put(small.adapters(layers=1), mesh_lib.replicated(where))
     state, _, metrics = learner.learn(learner.init().with_adapters({MAIN: adapters}), batch, 0)
     return jax.device_get((state.policies[MAIN].adapters_opt, metrics))
-
-
-@pytest.mark.slow
-def test_an_update_through_intervals_is_that_through_einsums(intervals_interpreted):
-    alone = updated(small.one_device(), causal_attention)
-    many = updated(small.mesh_of(2, 2, 2), intervals.interval_attention)
-    chex.assert_trees_all_close(alone, many, atol=1e-5, rtol=1e-3)
 
 
 @pytest.mark.slow

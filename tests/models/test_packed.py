@@ -14,10 +14,9 @@ from marft_jax.engine.compiled import Shape, programs
 from marft_jax.errors import BadInput
 from marft_jax.models import lora
 from marft_jax.models.decoder import forward
-from marft_jax.models.ops import blocks, four_bits
+from marft_jax.models.ops import blocks
 from marft_jax.models.ops.products import product
 from marft_jax.models.weights import load
-from marft_jax.parallel import mesh as mesh_lib
 from marft_jax.sampling.protocol import Request
 from marft_jax.types import Sampling
 
@@ -62,62 +61,6 @@ def test_the_product_and_its_gradient_are_those_of_the_unpacked_matrix(kind, dty
     )
     kept = jax.tree.leaves(jax.vjp(lambda x: product(x, kernel), x)[1])
     assert all(leaf.shape != (24, 64) or leaf.dtype.itemsize == 1 for leaf in kept)
-
-
-@pytest.mark.parametrize("kind", ["int4", "nf4"])
-@pytest.mark.parametrize("rows", [(3,), (2, 1), (128,)], ids=str)
-def test_the_kernel_for_four_bits_computes_the_product_of_the_unpacked_matrix(
-    kind, rows, monkeypatch
-):
-    """In Pallas' interpreter; ``scripts/check_compiled.sh`` compiles it."""
-    monkeypatch.setattr(four_bits, "_INTERPRETED", True)
-    kernel = blocks.pack(matrix(96, 320), kind)
-    x, d = (
-        jax.random.normal(jax.random.key(i), (*rows, n)).astype(jnp.bfloat16)
-        for i, n in ((1, 320), (2, 96))
-    )
-    y, pull = jax.vjp(lambda x: four_bits.times_four_bits(x, kernel), x)
-    plain = blocks.unpacked(kernel, jnp.float32)
-    expected = x.astype(jnp.float32) @ plain.T, d.astype(jnp.float32) @ plain
-    for got, exact in zip((y, *pull(d)), expected, strict=True):
-        assert got.dtype == jnp.bfloat16
-        got = np.asarray(got, np.float32)
-        np.testing.assert_allclose(got, exact, atol=0.02 * abs(exact).max())
-
-
-@pytest.mark.parametrize("kind", ["int4", "nf4"])
-def test_on_a_gpu_the_kernel_is_tried_before_it_is_taken(kind, monkeypatch, caplog):
-    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    monkeypatch.setattr(four_bits, "_INTERPRETED", True)
-    x, kernel = jnp.zeros((8, 320), jnp.bfloat16), blocks.pack(matrix(96, 320), kind)
-
-    def taken():
-        four_bits.works.cache_clear()
-        found = []
-        run = mesh_lib.with_mesh(small.one_device(), four_bits.takes)
-        jax.make_jaxpr(lambda x: found.append(run(x, kernel)))(x)  # as in a program
-        return found[0]
-
-    assert taken() and not caplog.records
-    monkeypatch.setattr(four_bits, "times_four_bits", lambda x, matrix: jnp.zeros((64, 64)))
-    assert not taken() and "it computes something else" in caplog.text
-    monkeypatch.setattr(four_bits, "times_four_bits", lambda x, matrix: 1 // 0)
-    with caplog.at_level("INFO", "marft_jax"):
-        assert not taken() and "4 bits without a kernel: integer division" in caplog.text
-    four_bits.works.cache_clear()
-
-
-def test_the_kernel_takes_few_rows_of_sixteen_bits_on_one_device():
-    kernel = blocks.pack(matrix(96, 320), "nf4")
-
-    def taken(rows=8, dtype=jnp.bfloat16, kernel=kernel, mesh=(1, 1, 1)):
-        x = jnp.zeros((rows, kernel.qvalue.shape[1]), dtype)
-        return mesh_lib.with_mesh(small.mesh_of(*mesh), four_bits.takes)(x, kernel)
-
-    assert taken()
-    assert not taken(rows=129) and not taken(dtype=jnp.float32) and not taken(mesh=(1, 1, 2))
-    assert not taken(kernel=blocks.pack(matrix(90, 320), "nf4"))
-    assert not taken(kernel=blocks.pack(matrix(96, 96), "nf4"))
 
 
 def base_of(kind: str, stacked: bool, mesh: tuple[int, int, int]):

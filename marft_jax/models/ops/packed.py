@@ -47,12 +47,8 @@ def _unpacked_first(x: Array, matrix: QArray, *, product: Product) -> Array:
 
 def _within_product(x: Array, matrix: QArray, *, product: Product) -> Array:
     """A GPU's compiler unpacks within a product what needs no scale: 8 bits are then read, and not
-    8 read, 16 written and 16 read. For 4 bits there is a kernel (``four_bits``)."""
+    8 read, 16 written and 16 read."""
     if matrix.scale.shape[-1] > 1:
-        from marft_jax.models.ops import four_bits  # Pallas takes half a second
-
-        if four_bits.takes(x, matrix):
-            return four_bits.times_four_bits(x, matrix)
         return _unpacked_first(x, matrix, product=product)
     scales = matrix.scale[:, 0].reshape((1,) * (x.ndim - 1) + (-1,))
     y = product(x, matrix.qvalue.astype(x.dtype))

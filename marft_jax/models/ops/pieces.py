@@ -42,8 +42,9 @@ def causal_attention_in_pieces(
 def attention_by_rule(
     until_BT: Array, positions_BT: Array | None = None, window: int = 0
 ) -> Attention:
-    """``attention.causal_attention`` with a rule for scores, on every platform: of the scores,
-    those of one piece are in memory at a time, and the backward pass computes them again."""
+    """``attention.causal_attention``, also with a rule for scores, on every platform: of the
+    scores, those of one piece are in memory at a time, and the backward pass computes them
+    again."""
     pieces = [*_pieces(until_BT.shape[1])]
     by_kind = [masks(until_BT, positions_BT, window, *at) for at in pieces]
 
