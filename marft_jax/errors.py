@@ -80,6 +80,8 @@ def reason(error: BaseException) -> str:
     """Says why a file cannot be read or written."""
     if isinstance(error, OSError) and error.strerror:
         return one_line(error.strerror)
+    if isinstance(error, UnicodeDecodeError):
+        return f"expected UTF-8, got bytes of another encoding at {error.start}; save it as UTF-8"
     return described(error, bare=ValueError)
 
 

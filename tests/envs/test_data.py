@@ -1,11 +1,13 @@
 """Rows of data: fields found, bad rows named by their place, order, held-out questions."""
 
 import dataclasses
+import decimal
 import json
 import re
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from marft_jax import check
@@ -14,6 +16,7 @@ from marft_jax.envs.datasets import load
 from marft_jax.envs.maths import Settings
 from marft_jax.errors import BadInput
 from marft_jax.extras.judge import environment as judged
+from marft_jax.plugins import name_of
 
 
 def write(path, rows):
@@ -181,11 +184,11 @@ GOOD = '{"question": "q", "answer": "1"}'
         ("a.jsonl", '{"question": "q", "answer": "work ####"}\n', "a.jsonl line 1: no answer"),
         ("a.jsonl", '{"answer": "1"}\n', "a.jsonl line 1: expected a question"),
         ("a.jsonl", GOOD + '\n{"question"\n', "a.jsonl line 2: not JSON"),
-        ("a.jsonl", "[1]\n", "a.jsonl line 1: expected an object"),
+        ("a.jsonl", "[1]\n", "a.jsonl row 1: expected an object"),
         ("a.jsonl", "\n", "expected at least one row"),
         ("a.json", f'[{GOOD}, {{"question": "q"}}]', "a.json row 2: no answer"),
         ("a.json", '[\n{"question": "q",\n', "line 3 column"),
-        ("a.json", '{"rows": []}', "expected a list of rows"),
+        ("a.json", '{"rows": []}', "a list, or"),
         ("a.jsonl", '{"question": "q", "answer": {"value": 5}}', "an answer of text or num"),
         ("a.jsonl", '{"question": "q", "answer": [5, {"value": 5}]}', "an answer of text or num"),
         ("a.jsonl", '{"question": "q", "answer": [5, null]}', "expected an answer of text or num"),
@@ -194,7 +197,7 @@ GOOD = '{"question": "q", "answer": "1"}'
         ("a.jsonl", '{"prompt": [{"role": "user", "content": [{"text": {"a": 1}}]}]}',
          "a.jsonl line 1: expected messages of text"),
         ("a.jsonl", '{"prompt": [{"role": "user", "content": [["q"]]}]}', "messages of text"),
-        ("a.jsonl", "[" * 5000, "a.jsonl line 1: not JSON: nested more than 64 deep"),
+        ("a.jsonl", "[" * 5000, "a.jsonl: not a readable file of rows (nested more than 64 deep)"),
         ("a.parquet", "not parquet", "not a readable file of rows"),
         ("a.txt", "question,answer", "expected a file .json, .jsonl, .parquet, .csv"),
         ("a.csv", "question,answer\n", "expected at least one row"),
@@ -795,3 +798,146 @@ def test_the_right_one_of_texts_in_columns_is_known_whatever_the_texts_are(right
     assert not {*answers[1:]} & {*labels}  # the label of another choice
     said = load.as_task({"question": "q", "correct_answer": right, **columns, "distractor1": right})
     assert "as right and as wrong" in said
+
+
+TASKS = [Task("q0", "0"), Task("q1", "1")]
+LINES = [json.dumps(row) for row in rows(2)]
+
+
+@pytest.mark.parametrize("suffix", ["json", "jsonl", "JSON"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "\n".join(LINES),
+        "\n\n".join(LINES) + "\n\n",
+        "\ufeff" + "\r\n".join(LINES),
+        f"[{', '.join(LINES)}]",
+        json.dumps(rows(2), indent=1),
+        "\n" + "\n".join(["[", f"{LINES[0]},", LINES[1], "]"]),
+    ],
+    ids=repr,
+)
+def test_rows_are_a_list_or_lines_under_either_suffix(tmp_path, suffix, text):
+    path = tmp_path / f"a.{suffix}"
+    path.write_bytes(text.encode())
+    assert load.load(str(path)) == TASKS
+
+
+def test_a_line_separator_within_a_text_ends_no_row(tmp_path):
+    row = {"question": "a\u2028b\x85c", "answer": "1"}
+    path = tmp_path / "a.jsonl"
+    path.write_text("\n".join([json.dumps(row, ensure_ascii=False)] * 2), encoding="utf-8")
+    assert load.load(str(path)) == [Task("a\u2028b\x85c", "1")] * 2
+
+
+SHORT = [0.1, 132.04, 4206.9, 19.99, 1234567.8, 42.0, 1e-7]
+
+
+def graded(answers):
+    """The answers of tasks as the numbers that they are."""
+    return [float(task.answer) for task in answers]
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+@pytest.mark.parametrize("place", ["a column", "a list", "a structure", "Python", "a table"])
+def test_an_answer_has_the_digits_of_its_own_type(tmp_path, dtype, place):
+    """Of 32 bits as pandas and Arrow write them, 0.1 is not 0.10000000149011612."""
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    numbers = np.asarray([x for x in SHORT if dtype != "float16" or x < 5000], dtype)
+    expected = [float(str(x)) for x in numbers]
+    asked = [f"q{i}" for i in range(len(numbers))]
+    column = pyarrow.array(numbers)
+    if place == "a list":
+        column = pyarrow.array([[x] for x in numbers], pyarrow.list_(column.type))
+    if place == "a structure":
+        fields = [pyarrow.field("ground_truth", column.type)]
+        column = pyarrow.StructArray.from_arrays([column], fields=fields)
+    name = "reward_model" if place == "a structure" else "answer"
+    table = pyarrow.table({"question": asked, name: column})
+    source = str(tmp_path / "a.parquet")
+    parquet.write_table(table, source)
+    if place == "Python":
+        source = name_of(
+            [{"question": q, "answer": x} for q, x in zip(asked, numbers, strict=True)]
+        )
+    if place == "a table":
+        source = name_of(table)
+    assert graded(load.load(source)) == expected
+
+
+@pytest.mark.parametrize(
+    "value, text",
+    [
+        (decimal.Decimal("1.5000"), "1.5"),
+        (decimal.Decimal("1E+3"), "1000"),
+        (decimal.Decimal("0E-10"), "0"),
+        (np.int64(7), "7"),
+        (np.float32(7), "7"),
+        (np.array([1, 2]), "1, 2"),
+        (np.str_("seven"), "seven"),
+        (1e21, "1000000000000000000000"),
+        (1e-07, "0.0000001"),
+        (np.float32(2.5e-5), "0.000025"),
+    ],
+    ids=repr,
+)
+def test_numbers_of_other_types_are_plain_texts(value, text):
+    assert load.load(name_of([{"question": "q", "answer": value}])) == [Task("q", text)]
+
+
+@pytest.mark.parametrize("value", [np.float32("nan"), decimal.Decimal("NaN"), np.array([])])
+def test_no_number_is_no_answer(value):
+    with pytest.raises(BadInput, match="no answer"):
+        load.load(name_of([{"question": "q", "answer": value}]))
+
+
+LATIN, WIDE = "question,answer\ncaf\u00e9,1\n", "question,answer\nq,1\n"
+
+
+@pytest.mark.parametrize(
+    "name, content",
+    [
+        ("a.csv", LATIN.encode("latin-1")),
+        ("a.csv", LATIN.encode("cp1252")),
+        ("a.csv", WIDE.encode("utf-16")),
+        ("a.csv", WIDE.encode("utf-16-le")),
+        ("a.csv", WIDE.encode("utf-16-be")),
+        ("a.jsonl", '{"question": "caf\u00e9", "answer": 1}'.encode("latin-1")),
+        ("a.json", '[{"question": "q", "answer": 1}]'.encode("utf-16")),
+        ("a.jsonl", '{"question": "q", "answer": 1}'.encode("utf-16-le")),
+    ],
+)
+def test_text_of_another_encoding_is_to_be_saved_as_utf_8(tmp_path, name, content):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(BadInput, match=f"{name}.*save it as UTF-8") as error:
+        load.load(str(tmp_path / name))
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("text", ["", "\n", "\ufeff", "question,answer\n", " \n\n"])
+@pytest.mark.parametrize("name", ["a.csv", "a.jsonl"])
+def test_a_file_without_a_row_is_not_a_matter_of_fields(tmp_path, capsys, name, text):
+    text = text if name == "a.csv" else text.replace("question,answer", "")
+    (tmp_path / name).write_text(text, encoding="utf-8")
+    assert run_check("--data", str(tmp_path / name)) == 2
+    told = capsys.readouterr().err
+    assert "expected rows, got none" in told and "_field" not in told
+
+
+@pytest.mark.parametrize("count, weights", [(1, ["1", "2"]), (2, ["1"]), (2, ["1", "2", "3"])])
+def test_weights_are_as_many_as_sources_wherever_they_are_given(tmp_path, capsys, count, weights):
+    sources = [write(tmp_path / f"{i}.jsonl", rows(9)) for i in range(count)]
+    assert run_check("--data", *sources, "--env.weights", *weights) == 2
+    assert f"each of the {count} sources" in capsys.readouterr().err
+    assert run_check("--data", *sources, "--env.weights", *["1"] * count) == 0
+
+
+@pytest.mark.parametrize(
+    "data, told", [(rows(1), True), (rows(1) * 3, True), (rows(2), False), (rows(9), False)]
+)
+def test_a_single_task_to_train_on_is_remarked(tmp_path, capsys, data, told):
+    source = write(tmp_path / "a.jsonl", data)
+    load.chooser(Settings(data=(source,), holdout=0.0), "train")
+    assert ("one task" in capsys.readouterr().err) == told

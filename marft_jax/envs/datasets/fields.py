@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
+from decimal import Decimal
 from typing import Any
 
 from marft_jax.envs.base import OneOf
@@ -33,7 +34,7 @@ def first(named: Row, fields: Sequence[str]) -> Any:
 
 def is_blank(value: Any) -> bool:
     """True for None, NaN, which tables have for None, and what is empty."""
-    if isinstance(value, float):
+    if isinstance(value, float | Decimal):
         return not math.isfinite(value)
     empty = isinstance(value, (list, Mapping)) and (not value or value == ["None"])
     return value is None or empty or isinstance(value, str) and not value.strip()
@@ -43,8 +44,9 @@ def as_text(value: Any) -> str:
     """Reads an answer as text: ``"... #### 18"`` is ``18``, ``142.0`` ``142``, a list ``a, b``."""
     if isinstance(value, list):
         return ", ".join(map(as_text, value))
-    if isinstance(value, float) and value.is_integer():
-        return str(int(value))
+    if isinstance(value, float | Decimal):
+        digits = f"{Decimal(str(value)) if value else 0:f}"
+        return digits.rstrip("0").rstrip(".") if "." in digits else digits
     if value is None or isinstance(value, Mapping | bytes):
         raise ValueError(f"expected an answer of text or numbers, got {shown(value)}")
     text = str(value)

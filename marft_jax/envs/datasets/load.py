@@ -175,17 +175,24 @@ def chooser(env: RowSettings, split: Split) -> tuple[Callable[[int], Task], int]
     Raises:
         BadInput: as ``split_tasks``; or the numbers of weights and sources differ.
     """
+    check_weights(env)
+    groups = split_tasks(env, split)
+    tasks = [task for group in groups for task in group]
+    if split == "eval":
+        return lambda seed: tasks[seed % len(tasks)], len(tasks)
+    if len({task.question for task in tasks}) == 1:
+        print("marft_jax: --env.data: one task, which every episode repeats", file=sys.stderr)
+    pick = training_order(groups, env.weights) if env.weights else training_order([tasks])
+    return pick, len(tasks)
+
+
+def check_weights(env: RowSettings) -> None:
+    """Raises ``BadInput`` where the numbers of weights and sources differ."""
     if env.weights and len(env.weights) != len(env.data):
         raise BadInput(
             f"--env.weights: expected a positive weight for each of the {len(env.data)} sources "
             f"in --env.data, got {len(env.weights)}: {env.weights}"
         )
-    groups = split_tasks(env, split)
-    tasks = [task for group in groups for task in group]
-    if split == "eval":
-        return lambda seed: tasks[seed % len(tasks)], len(tasks)
-    pick = training_order(groups, env.weights) if env.weights else training_order([tasks])
-    return pick, len(tasks)
 
 
 def training_order(

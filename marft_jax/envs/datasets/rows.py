@@ -5,11 +5,14 @@ from __future__ import annotations
 import ast
 import contextlib
 import csv
+import io
 import itertools
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from marft_jax.errors import BadInput, reason
 from marft_jax.formats import foreign
@@ -23,6 +26,7 @@ _CHECKED = ("reward_model", "verification_info")
 _ROLES = {"human": "user", "gpt": "assistant", "model": "assistant", "developer": "system"}
 _TURN = (("role", "from"), ("content", "value"))
 _LONGEST = 1 << 20  # characters of a text that is parsed
+_BATCH = 1000  # rows
 _HUB = re.compile(r"(?P<name>[\w.-]+/[\w.-]+)(?:/(?P<subset>[\w.-]+))?(?::(?P<split>.+))?")
 
 
@@ -36,21 +40,21 @@ def rows_of(source: str) -> Iterator[tuple[str, Any]]:
     """Yields the place and the value of every row; a faulty line yields a ``ValueError``.
 
     Args:
-        source: a ``.json`` (a list, or ``{"data": [...]}``), ``.jsonl``, ``.parquet`` or ``.csv``
-            file (names in its first line), or ``owner/name[/subset][:split]`` on the hub; the split
-            is ``train`` by default.
+        source: a ``.json`` or ``.jsonl`` (a row on each line, a list, or ``{"data": [...]}``),
+            ``.parquet`` or ``.csv`` file (names in its first line), or
+            ``owner/name[/subset][:split]`` on the hub; the split is ``train`` by default.
 
     Raises:
         BadInput: the whole file is missing or broken, or the hub cannot be reached.
     """
     if (given := given_object(source, "--env.data")) is not None:
-        yield from ((f"row {i}", row) for i, row in enumerate(given, 1))
+        yield from ((f"row {i}", row) for i, row in enumerate(_of_python(given), 1))
         return
     path = Path(source).expanduser()
     if (suffix := path.suffix.lower()) in SUFFIXES or path.exists():
         if suffix not in SUFFIXES or path.exists() and not path.is_file():
             raise BadInput(f"{source}: expected a file {', '.join(SUFFIXES)}, or a hub id")
-        readers = {".json": _json, ".jsonl": _jsonl, ".parquet": _parquet, ".csv": _csv}
+        readers = {".json": _json, ".jsonl": _json, ".parquet": _parquet, ".csv": _csv}
         with readable(source, "file of rows"):
             yield from readers[suffix](path)
     elif match := _HUB.fullmatch(source):
@@ -145,34 +149,42 @@ def _text_in(content: Any) -> str:
 
 def _csv(path: Path) -> Iterator[tuple[str, Any]]:
     csv.field_size_limit(_LONGEST << 4)
-    with path.open(encoding="utf-8-sig", newline="") as lines:
-        separator = max(",;\t", key=lines.readline().count)
-        lines.seek(0)
-        reader = csv.DictReader(lines, delimiter=separator, strict=True)
-        foreign.distinct([(name, "") for name in reader.fieldnames or () if name])
-        for row in reader:
-            if None in row or None in row.values():
-                row = ValueError(f"expected {len(reader.fieldnames or ())} cells, as in line 1")
-            yield f"{path} line {reader.line_num}", row
+    text = _text(path)
+    separator = max(",;\t", key=text.partition("\n")[0].count)
+    reader = csv.DictReader(io.StringIO(text, newline=""), delimiter=separator, strict=True)
+    foreign.distinct([(name, "") for name in reader.fieldnames or () if name])
+    for row in reader:
+        if None in row or None in row.values():
+            row = ValueError(f"expected {len(reader.fieldnames or ())} cells, as in line 1")
+        yield f"{path} line {reader.line_num}", row
 
 
-def _jsonl(path: Path) -> Iterator[tuple[str, Any]]:
-    with path.open(encoding="utf-8-sig") as lines:
-        for number, line in enumerate(lines, 1):
-            if line.strip():
-                try:
-                    row = foreign.loads(line, pairs=foreign.distinct)
-                except ValueError as error:
-                    row = ValueError(f"not JSON: {error}")
-                yield f"{path} line {number}", row
+def _text(path: Path) -> str:
+    text = path.read_bytes().decode("utf-8-sig")
+    if "\0" in text:
+        raise ValueError("expected UTF-8, got zeros as UTF-16 has them; save it as UTF-8")
+    return text
 
 
 def _json(path: Path) -> Iterator[tuple[str, Any]]:
-    rows = foreign.loads(path.read_text(encoding="utf-8-sig"), pairs=foreign.distinct)
+    """Reads a row on each line, or all rows in one list, under either suffix."""
+    text = _text(path)
+    lines = [(n, line) for n, line in enumerate(text.split("\n"), 1) if line.strip()]
+    is_lines = path.suffix.lower() == ".jsonl" and text.lstrip()[:1] != "["
+    if is_lines or len(lines) > 1 and isinstance(_row(lines[0][1]), Mapping):
+        return ((f"{path} line {number}", _row(line)) for number, line in lines)
+    rows = foreign.loads(text, pairs=foreign.distinct)
     rows = rows.get("data") if isinstance(rows, Mapping) else rows
     if not isinstance(rows, list):
-        raise BadInput(f'{path}: expected a list of rows, or {{"data": [...]}}')
+        raise BadInput(f'{path}: expected a row on each line, a list, or {{"data": [...]}}')
     return ((f"{path} row {number}", row) for number, row in enumerate(rows, 1))
+
+
+def _row(line: str) -> Any:
+    try:
+        return foreign.loads(line, pairs=foreign.distinct)
+    except ValueError as error:
+        return ValueError(f"not JSON: {error}")
 
 
 def _parquet(path: Path) -> Iterator[tuple[str, Any]]:
@@ -180,8 +192,55 @@ def _parquet(path: Path) -> Iterator[tuple[str, Any]]:
 
     with ParquetFile(path) as file:
         foreign.distinct([(name, "") for name in file.schema_arrow.names])
-        rows = (row for batch in file.iter_batches() for row in batch.to_pylist())
+        rows = itertools.chain.from_iterable(map(_of_arrow, file.iter_batches()))
         yield from ((f"{path} row {number}", row) for number, row in enumerate(rows, 1))
+
+
+def _of_python(given: Any) -> Iterable[Any]:
+    """Yields the rows of a list, a table of Arrow or pandas, or a data set of Hugging Face."""
+    if hasattr(given, "with_format"):
+        return itertools.chain.from_iterable(
+            map(_of_arrow, given.with_format("arrow").iter(_BATCH))
+        )
+    if hasattr(given, "__arrow_c_stream__"):
+        import pyarrow
+
+        return _of_arrow(pyarrow.table(given))
+    return map(_plain, given)
+
+
+def _of_arrow(table: Any) -> list[dict[str, Any]]:
+    kinds = zip(table.schema.names, table.schema.types, strict=True)
+    readers = {name: _reader(kind) for name, kind in kinds}
+    return [{name: readers[name](row[name]) for name in row} for row in table.to_pylist()]
+
+
+def _reader(kind: Any) -> Callable[[Any], Any]:
+    """Returns what makes Python's own value of Arrow's, which may be None.
+
+    Arrow makes 0.10000000149011612 of the 32 bits that stand for 0.1, whose digits are ``_plain``.
+    """
+    if hasattr(kind, "value_type"):
+        inner = _reader(kind.value_type)
+        return lambda value: value and [*map(inner, value)]
+    if hasattr(kind, "fields"):
+        parts = {field.name: _reader(field.type) for field in kind.fields}
+        return lambda value: value and {name: parts[name](value[name]) for name in value}
+    if str(kind) in ("float", "halffloat"):
+        number = kind.to_pandas_dtype()
+        return lambda value: None if value is None else _plain(number(value))
+    return lambda value: value
+
+
+def _plain(value: Any) -> Any:
+    """Returns Python's own value: of numpy's floats, the number with the digits that they show."""
+    if isinstance(value, np.floating):
+        return float(str(value))
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, Mapping):
+        return {name: _plain(item) for name, item in value.items()}
+    return [*map(_plain, value)] if isinstance(value, list | tuple | np.ndarray) else value
 
 
 def _hub(source: str, name: str, subset: str | None, split: str) -> Iterator[tuple[str, Any]]:
@@ -194,4 +253,4 @@ def _hub(source: str, name: str, subset: str | None, split: str) -> Iterator[tup
             f"{source}: no such file, and as a hub id it cannot be loaded (which needs pip install "
             f'-e ".[hub]"): {reason(error)}'
         ) from error
-    return ((f"{source} row {number}", row) for number, row in enumerate(rows, 1))
+    return ((f"{source} row {number}", row) for number, row in enumerate(_of_python(rows), 1))

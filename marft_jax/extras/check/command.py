@@ -18,7 +18,7 @@ import numpy as np
 
 from marft_jax import cli
 from marft_jax.envs.base import Task, make
-from marft_jax.envs.datasets.load import RowSettings, sift
+from marft_jax.envs.datasets.load import RowSettings, check_weights, sift
 from marft_jax.errors import BadInput, one_line, printable
 from marft_jax.extras.check.playing import AGENTS, check
 
@@ -57,9 +57,11 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
 
 
 def _show(sources: Sequence[str], base: str, flags: Sequence[str]) -> None:
-    env = cli.parse(["--env.name", "math", *flags], prog="marft_jax.check").env
+    words = ["--env.name", "math", *flags, "--env.data", *sources]
+    env = cli.parse(words, prog="marft_jax.check").env
     if not isinstance(env, RowSettings):
         raise BadInput(f"--env.name {env.name}: expected an environment of rows, such as math")
+    check_weights(env)
     # after the settings are checked: JAX takes seconds to import
     from marft_jax.models.weights.sources import load_tokenizer
 
@@ -98,6 +100,8 @@ def preview(
     yield from (f"left out: {one_line(why)}" for why in rejected[:_FAULTS])
     if more := rejected[_FAULTS:]:
         yield f"left out: {len(more)} more"
+    if not found.rows:
+        raise BadInput(f"{source}: expected rows, got none")
     if not found.tasks:
         fix = "name the fields (--env.question_field, --env.answer_field) or see --env.filters"
         raise BadInput(f"{source}: expected rows that are tasks, got {counts}; {fix}")
