@@ -198,8 +198,8 @@ def _refuse_unsupported(name: str, config: Mapping[str, Any], source: str) -> No
             "0 (no mixture of experts)",
         ),
         "quantization_config": (
-            _unreadable(config.get("quantization_config") or {}, family.packed),
-            f"{family.packed or _READABLE} or GGUF",
+            _unreadable(_packing(config), family.packed),
+            f"{family.packed or READABLE} or GGUF",
         ),
         "use_sliding_window": (config.get("use_sliding_window") and not slides, "false"),
         "layer_types": (
@@ -211,14 +211,23 @@ def _refuse_unsupported(name: str, config: Mapping[str, Any], source: str) -> No
         "attn_output_gate": (config.get("attn_output_gate") is False, "true"),
         **{key: (config.get(key), "null") for key in SOFT_CAPS if key not in family.defaults},
     }
-    refuse(name, refused, lambda key: str(config.get(key)), source)
+    shown = {**config, "quantization_config": _packing(config)}
+    refuse(name, refused, lambda key: str(shown.get(key)), source)
 
 
-_READABLE = "unquantised weights, fp8 in blocks of 128 x 128, compressed-tensors float-quantized"
+READABLE = "unquantised weights, fp8 in blocks of 128 x 128, compressed-tensors float-quantized"
 
 
-def _unreadable(packing: Mapping[str, Any], packed: str) -> bool:
+def _packing(config: Mapping[str, Any]) -> Any:
+    """How weights are packed, by the names of transformers, of older files, and of MLX."""
+    names = ("quantization_config", "compression_config", "quantization")
+    return next((config[name] for name in names if config.get(name)), {})
+
+
+def _unreadable(packing: Any, packed: str) -> bool:
     """True for weights that no reader of files unpacks; ``packed`` as of ``Family``."""
+    if not isinstance(packing, Mapping):
+        return True
     method = packing.get("quant_method", "")
     if packed or not packing:
         return bool(packing) and method != packed

@@ -397,7 +397,7 @@ def pytorch_only(d):
         (spoil_length, "not a readable safetensors file"),
         (spoil_header, "not a readable safetensors file"),
         (spoil_index, "index.json names gone.safetensors, which is missing"),
-        (spoil_vocabulary, "the tokenizer writes token .*, the model's embedding has 90 rows"),
+        (spoil_vocabulary, "expected tokens below 90, the rows of the model's embedding, got"),
         (pytorch_only, "found none; convert others with transformers'"),
         (lambda d: (d / "config.json").unlink(), "expected a config.json"),
         (lambda d: (d / "config.json").write_text("{"), "not a readable JSON file"),
@@ -408,6 +408,110 @@ def test_damaged_directories_are_one_clear_line(directory, spoil, message):
     with pytest.raises(BadInput, match=message) as caught:
         base(directory)
     assert "\n" not in str(caught.value)
+
+
+TEXTS = [
+    "config.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json",
+    "special_tokens_map.json", "model.safetensors.index.json", "chat_template.jinja",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", [*TEXTS, "all of them"])
+def test_a_byte_order_mark_before_a_text_of_a_model_changes_nothing(directory, name):
+    index = {"weight_map": dict.fromkeys(tensors_of(SETTINGS), "model.safetensors")}
+    (directory / "model.safetensors.index.json").write_text(json.dumps(index))
+    (directory / "generation_config.json").write_text('{"eos_token_id": 5}')
+    (directory / "special_tokens_map.json").write_text('{"eos_token": "</s>"}')
+    plain, talk = base(directory), [{"role": "user", "content": "3+5"}]
+    for file in TEXTS if name == "all of them" else [name]:
+        path = directory / file
+        path.write_bytes("\ufeff".encode() + path.read_bytes())
+    marked = base(directory)
+    assert marked.tokenizer.chat(talk) == plain.tokenizer.chat(talk)
+    assert marked.tokenizer.eos_ids == plain.tokenizer.eos_ids and 5 in marked.tokenizer.eos_ids
+    chex.assert_trees_all_equal(marked.params, plain.params)
+    assert base(directory).source == plain.source
+
+
+@pytest.mark.parametrize("name", TEXTS[:4])
+def test_a_text_of_a_model_in_another_encoding_is_to_be_saved_as_utf_8(directory, name):
+    (directory / "generation_config.json").write_text('{"eos_token_id": 5}')
+    path = directory / name
+    path.write_bytes(path.read_text().encode("utf-16"))
+    with pytest.raises(BadInput, match="save it as UTF-8") as caught:
+        base(directory)
+    assert "\n" not in str(caught.value)
+
+
+def beside(directory, rows: int, **special):
+    """The model with that many rows, beside a tokenizer of 103 tokens."""
+    from test_tokenizer import TURNS, fast
+
+    settings = SETTINGS | {"vocab_size": rows}
+    (directory / "config.json").write_text(json.dumps(settings))
+    save_file(tensors_of(settings), directory / "model.safetensors")
+    tokenizer = fast(TURNS, ("<s>", "<end>", "</s>", "<pad>", "<more>", "<most>", "<image>"))
+    for name, token in special.items():
+        setattr(tokenizer, name, token)
+    tokenizer.save_pretrained(directory)
+    return base(directory)
+
+
+@pytest.mark.parametrize("rows", [99, 100, 101, 102, 103, 104, 300])
+def test_a_token_without_a_row_is_refused_where_a_text_spells_it(directory, rows):
+    """JAX would read another row in silence. All other texts are as they are."""
+    own = beside(directory, rows, eos_token="</s>", pad_token="<pad>").tokenizer
+    assert own.pad_id == (99 if rows > 99 else 98)  # else the end of a turn fills rows
+    ids = {token: own.backend.convert_tokens_to_ids(token) for token in own.added.values()}
+    for token, i in ids.items():
+        talk = [{"role": "user", "content": f"a{token}b"}]
+        if i < rows:
+            assert i in own.encode(f"a{token}b") and i in own.chat(talk)
+        else:
+            for write, text in ((own.encode, f"a{token}b"), (own.chat, talk)):
+                with pytest.raises(BadInput, match=f"below {rows}, .* got {i} .'{token}'") as told:
+                    write(text)
+                assert "\n" not in str(told.value)
+
+
+@pytest.mark.parametrize("end", ["<more>", "<image>"])
+def test_a_turn_that_ends_with_a_token_without_a_row_is_refused_at_once(directory, end):
+    with pytest.raises(BadInput, match="below 100"):
+        beside(directory, 100, eos_token=end)
+
+
+UP = "model.layers.0.mlp.up_proj"
+PAIRS, HALVES = np.ones((24, 2), np.uint32), np.ones((24, 2), np.float16)
+PACKED = {
+    "GPTQ": dict(qweight=PAIRS, qzeros=PAIRS, scales=HALVES),
+    "AWQ": dict(qweight=PAIRS.astype(np.int32), qzeros=PAIRS, scales=HALVES),
+    "bitsandbytes": {"weight": np.ones((192, 1), np.uint8), "weight.absmax": HALVES},
+    "MLX": dict(weight=PAIRS, scales=HALVES, biases=HALVES),
+    "NVFP4": dict(weight=np.ones((24, 8), np.uint8), weight_scale=HALVES),
+    "int8": dict(weight=np.ones((24, 16), np.int8), weight_scale=HALVES),
+}
+
+
+@pytest.mark.parametrize("kind", PACKED)
+@pytest.mark.parametrize("key", ["quantization_config", "compression_config", "quantization", None])
+def test_weights_that_other_programs_packed_are_refused_as_such(directory, kind, key):
+    """Whether ``config.json`` says so, by any of three names, or the types of tensors show it."""
+    stored = tensors_of(SETTINGS)
+    del stored[f"{UP}.weight"]
+    stored |= {f"{UP}.{name}": tensor for name, tensor in PACKED[kind].items()}
+    save_file(stored, directory / "model.safetensors")
+    says = {key: {"quant_method": kind.lower(), "bits": 4}} if key else {}
+    (directory / "config.json").write_text(json.dumps(SETTINGS | says))
+    with pytest.raises(BadInput, match="unquantised weights, fp8 .*or GGUF") as caught:
+        base(directory)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("value", [["gptq"], "gptq", 4, True])
+def test_a_packing_that_is_no_object_is_refused_as_such(directory, value):
+    (directory / "config.json").write_text(json.dumps(SETTINGS | {"quantization_config": value}))
+    with pytest.raises(BadInput, match="quantization_config .*not supported"):
+        base(directory)
 
 
 def test_what_is_not_there_is_one_clear_line(tmp_path):

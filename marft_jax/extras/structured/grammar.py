@@ -61,15 +61,16 @@ def constraint(tokenizer: Tokenizer, vocabulary: int, form: str) -> Constraint:
     """Makes the constraint of one action.
 
     Args:
-        vocabulary: tokens of the model, which may be more than the tokenizer's.
+        vocabulary: tokens of the model, which may be more or fewer than the tokenizer's.
         form: as ``sampling.Request`` has it.
     """
     from llguidance import LLMatcher
     from llguidance import numpy as masks
 
-    tokens, _ = _tokens(tokenizer, vocabulary)
+    size = max(vocabulary, tokenizer.vocab_size)
+    tokens, _ = _tokens(tokenizer, size)
     matcher = LLMatcher(tokens, grammar_for(form, tokenizer))
-    bits, read = masks.allocate_token_bitmask(1, vocabulary), 0
+    bits, read = masks.allocate_token_bitmask(1, size), 0
 
     def allowed(ids: Sequence[int]) -> np.ndarray | None:
         nonlocal read

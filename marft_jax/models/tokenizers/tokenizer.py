@@ -6,14 +6,17 @@ that token: whoever writes the text of a task can forge the end of a message.
 
 from __future__ import annotations
 
+import codecs
+import contextlib
 import datetime
 import itertools
 import json
 import os
 import re
 import sys
+import tempfile
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +70,7 @@ class Tokenizer:
     """
 
     def __init__(self, tokenizer: Any, eos_ids: Iterable[int] = (), source: str = "tokenizer"):
-        self._tokenizer, self._source = tokenizer, source
+        self._tokenizer, self._source, self._rows = tokenizer, source, sys.maxsize
         self._template_settings: dict[str, Any] = {}
         self.date(int(time.time()))
         if not tokenizer.chat_template:
@@ -117,7 +120,29 @@ class Tokenizer:
 
     def encode(self, text: str, *, special: bool = False) -> list[int]:
         """Ids of ``text``, without tokens before or after it unless they are asked for."""
-        return list(self._tokenizer.encode(text, add_special_tokens=special))
+        ids = list(self._tokenizer.encode(text, add_special_tokens=special))
+        self._check(ids)
+        return ids
+
+    def _check(self, ids: Iterable[int]) -> None:
+        if (worst := max(ids, default=0)) >= self._rows:
+            raise BadInput(
+                f"{self._source}: expected tokens below {self._rows}, the rows of the model's "
+                f"embedding, got {worst} ({self._tokenizer.convert_ids_to_tokens(worst)!r:.40}); "
+                "take it out of the text, or use the tokenizer that belongs to these weights"
+            )
+
+    def fit(self, rows: int) -> None:
+        """Refuses, from now on, texts with tokens that a model's embedding has no row for; JAX
+        would take another row in silence.
+
+        Raises:
+            BadInput: every prompt has such a token, or it ends a turn.
+        """
+        self._rows = rows
+        self._check(self.eos_ids)
+        self.chat([_message("system", "a"), _message("user", "b")])
+        self.pad_id = self.pad_id if self.pad_id < rows else self.eos_ids[0]
 
     def decode(self, ids: Sequence[int], *, special: bool = False) -> str:
         """Text of ``ids``, without special and eos tokens unless they are asked for."""
@@ -369,12 +394,37 @@ def from_directory(directory: Path) -> Tokenizer:
             raise BadInput(
                 f"{directory}: expected tokenizer.json or tokenizer.model, found neither"
             )
-        tokenizer = _without_its_code(directory)
+        with _without_marks(directory) as folder:
+            tokenizer = _without_its_code(folder)
     eos_ids: list[int] = []
     for name in ("generation_config.json", "config.json"):
         eos = read_json(directory / name).get("eos_token_id")
         eos_ids += eos if isinstance(eos, list) else [] if eos is None else [eos]
     return Tokenizer(tokenizer, eos_ids, str(directory))
+
+
+@contextlib.contextmanager
+def _without_marks(directory: Path) -> Iterator[Path]:
+    """Yields the folder, or a copy whose texts begin without a byte order mark: transformers takes
+    it for a fault, and that of a template for text."""
+    texts = [file for file in directory.iterdir() if file.suffix in (".json", ".jinja", ".txt")]
+    marked = [file for file in texts if file.is_file() and _begins_with_mark(file)]
+    if not marked:
+        yield directory
+        return
+    with tempfile.TemporaryDirectory() as copy:
+        for file in directory.iterdir():
+            own = Path(copy, file.name)
+            if file in marked:
+                own.write_bytes(file.read_bytes().removeprefix(codecs.BOM_UTF8))
+            else:
+                own.symlink_to(file.absolute())
+        yield Path(copy)
+
+
+def _begins_with_mark(file: Path) -> bool:
+    with file.open("rb") as stream:
+        return stream.read(len(codecs.BOM_UTF8)) == codecs.BOM_UTF8
 
 
 def _without_its_code(directory: Path) -> Any:

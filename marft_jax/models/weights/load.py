@@ -76,7 +76,7 @@ def load_base(
     check(given)
     tokenizer.think(model.thinking)
     tokenizer.calls = model.calls
-    _check_prompts(tokenizer, given.vocab_size, model.base)
+    tokenizer.fit(given.vocab_size)
     platform = platform or jax.default_backend()
     given = dataclasses.replace(given, gaps=tokenizer.gaps(given.vocab_size))
     config, graphdef, abstract = decoder_on(platform, given, model)
@@ -308,14 +308,3 @@ def copy_base(params: Base, place: Callable[[Axes, jax.Array], jax.Array]) -> Ba
 
 def _join(keys: Iterable[Any]) -> str:
     return "/".join(str(key) for key in keys)
-
-
-def _check_prompts(tokenizer: Tokenizer, rows: int, source: str) -> None:
-    """A prompt must not hold ids that the embedding lacks: JAX would clamp them in silence."""
-    ids = tokenizer.chat([{"role": "system", "content": "a"}, {"role": "user", "content": "b"}])
-    worst = max([*ids, *tokenizer.eos_ids, tokenizer.pad_id])
-    if worst >= rows:
-        raise BadInput(
-            f"{source}: the tokenizer writes token {worst}, the model's embedding has {rows} rows; "
-            "use the tokenizer that belongs to these weights"
-        )

@@ -15,6 +15,7 @@ from safetensors import SafetensorError, safe_open
 
 from marft_jax.errors import BadInput
 from marft_jax.formats.foreign import read_settings, readable
+from marft_jax.models.config_json import READABLE
 from marft_jax.models.decoder_config import DecoderConfig
 from marft_jax.models.names import unread_names
 from marft_jax.models.weights.layout import FP8, MXFP4, Stored, expert_rows, layouts
@@ -142,14 +143,16 @@ def read(
                         wanted.pop(one, None)
                     wanted[ours] = of_experts[ours]
                 if ours not in wanted:
-                    raise BadInput(f"{file}: unexpected or repeated tensor {name!r}")
+                    fault = f"{file}: unexpected or repeated tensor {name!r}"
+                    raise BadInput(fault + _packed(tensors))
                 layout, stored = wanted.pop(ours), _stored(name, tensors, bytes_of, file)
                 shape, kind = tuple(stored.get_shape()), stored.get_dtype()
                 where = f"{file}: tensor {name!r}: expected"
                 if shape != (expected := layout.shape(shapes)):
-                    raise BadInput(f"{where} shape {expected}, got {shape}")
+                    raise BadInput(f"{where} shape {expected}, got {shape}" + _packed(tensors))
                 if kind not in _FLOATS:
-                    raise BadInput(f"{where} one of {', '.join(_FLOATS)}, got {kind}")
+                    fault = f"{where} one of {', '.join(_FLOATS)}, got {kind}"
+                    raise BadInput(fault + _packed(tensors))
                 yield from layout.split(stored, shapes)
     if wanted:
         missing = ", ".join(sorted(wanted)[:3]) + (", ..." if len(wanted) > 3 else "")
@@ -161,6 +164,14 @@ def read(
             f"{directory}: expected lm_head.weight equal to the embeddings, as config.json says "
             "`tie_word_embeddings: true`, got others; set it to false there to use them"
         )
+
+
+def _packed(tensors: Any) -> str:
+    """Says that weights are packed in a way that is not known, where their types show it."""
+    kinds = {tensors.get_slice(name).get_dtype() for name in tensors.keys()}
+    packed = sorted(kinds - {*_FLOATS, "F8_E4M3"})
+    kinds = f"; its weights are packed ({', '.join(packed)}): expected {READABLE} or GGUF"
+    return kinds if packed else ""
 
 
 def _names_of_scales(names: Iterable[str]) -> set[str]:

@@ -555,6 +555,63 @@ def test_special_tokens_and_chat_template_come_out_of_the_file():
     assert tok.decode([*tok.encode("he says 12"), 2, 0]) == "he says 12"
 
 
+SPECIAL = ["bos", "eos", "unknown", "padding", "eot"]
+
+
+@pytest.mark.parametrize("none", [-1, 2**32 - 1])
+@pytest.mark.parametrize("name", SPECIAL)
+def test_a_special_token_that_a_file_lacks_is_none(name, none):
+    """llama.cpp writes -1 for it, in 32 bits with or without a sign."""
+    metadata = byte_level_metadata("smollm") | {"tokenizer.ggml.eot_token_id": 1}
+    key = f"tokenizer.ggml.{name}_token_id"
+    without = {k: v for k, v in metadata.items() if k != key}
+    lacking, expected = (tokenizer.from_gguf(m, "m") for m in (metadata | {key: none}, without))
+    assert (lacking.eos_ids, lacking.pad_id) == (expected.eos_ids, expected.pad_id)
+    assert lacking.backend.special_tokens_map == expected.backend.special_tokens_map
+
+
+@pytest.mark.parametrize("number", [-2, 105, 2**31, 2**32 - 2, "2", 2.5, [2], True], ids=repr)
+@pytest.mark.parametrize("name", SPECIAL)
+def test_a_special_token_that_is_none_of_the_file_is_refused(name, number):
+    key = f"tokenizer.ggml.{name}_token_id"
+    with pytest.raises(BadInput, match=f"{key}: expected an id below .* got"):
+        tokenizer.from_gguf(byte_level_metadata("smollm") | {key: number}, "m")
+
+
+def test_without_any_end_of_a_turn_it_says_so():
+    ends = dict.fromkeys(("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id"), -1)
+    plain = {"tokenizer.chat_template": "{% for m in messages %}{{ m.content }}{% endfor %}"}
+    with pytest.raises(BadInput, match="m: expected an end-of-sequence token, found none"):
+        tokenizer.from_gguf(byte_level_metadata("smollm") | ends | plain, "m")
+
+
+WITH_TOOLS = CHATML + "{{ tools[0].function.name if tools }}"
+
+
+@pytest.mark.parametrize(
+    "templates, shown",
+    [
+        ({"": CHATML}, False),
+        ({"": CHATML, ".tool_use": WITH_TOOLS}, True),
+        ({"": CHATML, ".rag": "rag"}, False),
+        ({"": CHATML, ".rag": "rag", ".tool_use": WITH_TOOLS}, True),
+        ({".tool_use": WITH_TOOLS}, True),
+        ({".default": CHATML, ".tool_use": WITH_TOOLS}, True),
+    ],
+    ids=lambda x: str([*x]) if isinstance(x, dict) else str(x),
+)
+def test_of_several_templates_that_for_tools_is_used_where_there_are_tools(templates, shown):
+    """As for a model's folder with the same templates."""
+    metadata = byte_level_metadata("smollm")
+    del metadata["tokenizer.chat_template"]
+    metadata |= {f"tokenizer.chat_template{name}": text for name, text in templates.items()}
+    metadata["tokenizer.chat_templates"] = [name[1:] for name in templates if name]
+    tok, talk = tokenizer.from_gguf(metadata, "m"), [{"role": "user", "content": "hi"}]
+    tool = {"type": "function", "function": {"name": "find", "description": "", "parameters": {}}}
+    plain, tools = (tok.decode(tok.chat(talk, own), special=True) for own in ((), [tool]))
+    assert "hi" in plain and "find" not in plain and ("find" in tools) == shown
+
+
 REAL = Path(os.environ.get("MARFT_SMOLLM2", "models/SmolLM2-135M-Instruct.Q4_1.gguf"))
 
 
