@@ -16,6 +16,7 @@ CORE = [
     "chex>=0.1.91",
     "pytest>=8.4",  # asked for: whoever installs the package can try it with `python -m pytest`
     "numpy>=2.0",
+    "scipy>=1.14",
     "ml_dtypes>=0.5",
     "safetensors>=0.6",
     "gguf>=0.17",

@@ -26,7 +26,7 @@ marft_jax.train_team(config, on_step=watch)
 # %% Evaluation on tasks that training never saw, with 95 % intervals
 scores = marft_jax.evaluate_team(config.run.dir, limit=32)
 for (benchmark, who), score in scores.items():
-    print(benchmark, who, score.accuracy)
+    print(benchmark, who, score.average)
 
 # %% Asking the team
 team = marft_jax.LoadedTeam(config.run.dir)

@@ -251,7 +251,7 @@ class Runner:
         folder = self._folder(row, seed)
         summary = json.loads((folder / "evaluations" / "summary.json").read_text("utf-8"))
         [figures] = summary.values()
-        [success] = [value for key, value in figures.items() if key.endswith("/accuracy")]
+        [success] = [value for key, value in figures.items() if key.endswith("/reward")]
         result = {
             "row": row.name, "seed": seed, "id": self._id(row, seed), "success": success,
             "interval": figures["interval"], "tasks": figures["tasks"],

@@ -73,8 +73,7 @@ def table_lines(study: Study, results: Sequence[Result]) -> list[str]:
         notes.append("-dirty: that commit with changes which were not committed.")
     if absent := list(_absent(study, rows)):
         notes.append(f"Planned and not run: {'; '.join(absent)}.")
-    given = [x for result in results for x in result.get("outcomes", ())]
-    span = min([0.0, *given]), max([1.0, *given])
+    span = _span(results)
     return [
         f"# {study.name}", "", study.about.strip(), "",
         headings, "|---" * (headings.count("|") - 1) + "|",
@@ -98,6 +97,12 @@ class Difference(NamedTuple):
         return _POWER * (self.most - self.least) / 2
 
 
+def _span(results: Sequence[Result]) -> tuple[float, float]:
+    """Least and most that a task can give, as far as was seen."""
+    given = [x for result in results for x in result.get("outcomes", ())]
+    return min([0.0, *given]), max([1.0, *given])
+
+
 def differences(study: Study, results: Sequence[Result]) -> list[Difference]:
     """Differences of the pairs that the study compares, over the seeds that both have."""
     outcomes = {(r["row"], r["seed"]): r["outcomes"] for r in results if "outcomes" in r}
@@ -107,11 +112,13 @@ def differences(study: Study, results: Sequence[Result]) -> list[Difference]:
         if seeds:
             one, other = (np.array([outcomes[row, n] for n in seeds]) for row in (first, second))
             name = f"{first} - {second}"
-            found.append(Difference(name, len(seeds), *paired(one, other)))
+            found.append(Difference(name, len(seeds), *paired(one, other, _span(results))))
     return found
 
 
-def paired(one: np.ndarray, other: np.ndarray) -> tuple[float, float, float]:
+def paired(
+    one: np.ndarray, other: np.ndarray, span: tuple[float, float] = (0.0, 1.0)
+) -> tuple[float, float, float]:
     """Mean difference and its 95 % interval over seeds and tasks.
 
     Drawn many times: other seeds by Student's t, since a handful is too few to draw from; other
@@ -120,11 +127,12 @@ def paired(one: np.ndarray, other: np.ndarray) -> tuple[float, float, float]:
 
     Args:
         one, other: rewards ``[seeds, tasks]`` of the same seeds and tasks.
+        span: least and most that a task can give.
     """
     gains = one - other
     seeds, tasks = gains.shape
     rng = np.random.default_rng(0)
-    extreme = max(1.0, float(np.abs(gains).max()))
+    extreme = span[1] - span[0]
     values = np.array([*gains.mean(0), extreme, -extreme])
     weights = rng.standard_gamma([1.0] * tasks + [0.5, 0.5], (_DRAWS_OF_TASKS, tasks + 2))
     drawn = weights @ values / weights.sum(1)

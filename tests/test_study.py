@@ -64,7 +64,7 @@ class Commands:
             played = Path(flags[flags.index("--run") + 1]).name if "--run" in flags else ""
             muted = "--team.workflow" in flags
             right = {"team-0": 0.9, "team-1": 0.7}.get("" if muted else played[:6], 0.5)
-            row = {"eval/x/accuracy": right, "interval": [0.4, 0.6], "tasks": 100}
+            row = {"eval/x/reward": right, "interval": [0.4, 0.6], "tasks": 100}
             (out / "summary.json").write_text(json.dumps({"x, team": row}))
         else:
             step = {"reward/mean": 0.95, "tokens/action": 10, "time/step_s": 2.0}
@@ -358,6 +358,34 @@ def test_differences_are_paired_by_seed_and_task(study):
     assert paired(other, other)[1:] == pytest.approx((-0.02, 0.02), abs=0.01)
     seeds = np.array([0.1, 0.2, 0.3])[:, None] + np.zeros((3, 2000))
     assert paired(seeds, 0 * seeds)[1:] == pytest.approx((-0.05, 0.45), abs=0.02)  # t: 4.3 x 0.058
+
+
+@pytest.mark.parametrize("scale, more", [(1, 0), (0.01, 0), (100, -50), (3, 7)])
+def test_an_interval_of_returns_is_that_of_shares_in_another_unit(study, scale, more):
+    from study_report import interval, paired
+
+    rng = np.random.default_rng(1)
+    one, other = rng.random((3, 40)), rng.random((3, 40))
+    span, turned = (more, scale + more), rng.permutation(3)
+    wanted = np.array(paired(one, other)) * scale
+    found = paired(scale * one[turned] + more, scale * other[turned] + more, span)
+    assert found == pytest.approx(wanted, abs=0.02 * scale)
+    wanted = np.array(interval(one.mean(1).tolist(), 40)) * scale + more
+    found = interval([scale * x + more for x in one.mean(1)[turned]], 40, span=span)
+    assert found == pytest.approx(wanted, abs=0.02 * scale)
+
+
+def test_twice_the_tasks_tell_more_of_a_study(study):
+    from study_report import interval, paired
+
+    one, other = np.random.default_rng(1).random((2, 3, 40))
+    twice = paired(np.tile(one, 2), np.tile(other, 2))
+    once = paired(one, other)
+    assert twice[2] - twice[1] < once[2] - once[1]
+    equal = [0.3, 0.1 + 0.2, 0.3]  # seeds that differ by rounding
+    widths = [most - least for _, least, most in (interval(equal, n) for n in (40, 80, 160))]
+    assert widths == sorted(widths, reverse=True)
+    assert interval(equal, 40) == pytest.approx(interval([0.3] * 3, 40), abs=0.005)  # other draws
 
 
 def test_a_run_that_ends_below_its_best_has_fallen_off(study):

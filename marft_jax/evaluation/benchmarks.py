@@ -78,7 +78,7 @@ class BenchmarkPlan(NamedTuple):
     @property
     def metric_names(self) -> list[str]:
         """Names of the metrics of its score, see ``Score.metrics``."""
-        kinds = ["accuracy", *(f"pass@{k}" for k in passes(self.samples) if k > 1)]
+        kinds = ["accuracy", "reward", *(f"pass@{k}" for k in passes(self.samples) if k > 1)]
         return [f"eval/{self.name}/{kind}" for kind in kinds]
 
 
@@ -148,6 +148,6 @@ def _file(name: str, known: Benchmark, folder: str) -> str:
     places = [known.file] if known.file else []
     places += [f"{name}{suffix}" for suffix in (".jsonl", ".json", ".parquet")]
     for place in places:
-        if (path := Path(folder).expanduser() / place).is_file():
+        if (path := Path(folder) / place).is_file():
             return str(path)
     raise BadInput(f"benchmark {name}: expected one of {', '.join(places)} in {folder}")

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from statistics import NormalDist
 from typing import Any, NamedTuple
 
 Record = Mapping[str, Any]
-Z_95 = 1.96  # 95 % of a normal distribution
+Z_95 = NormalDist().inv_cdf(0.975)
+"""Standard deviations of a normal distribution that hold 95 % of it, to either side."""
+_ROUNDINGS = 64 * sys.float_info.epsilon
+"""Relative difference of values that a few sums and products leave of equal ones."""
 
 
 class Estimate(NamedTuple):
-    """Mean over tasks, with the bounds of its 95 % confidence interval.
+    """Mean over tasks, with the bounds of its 95 % confidence interval; NaN: there are none.
 
     The tasks are the independent draws; the answers to one task are not.
     """
@@ -22,7 +27,8 @@ class Estimate(NamedTuple):
     high: float
 
     def __str__(self) -> str:
-        return f"{self.mean:.4f} ({self.low:.3f} to {self.high:.3f})"
+        bounds = f"{self.low:.3f} to {self.high:.3f}"
+        return f"{self.mean:.4f} ({'all equal' if math.isnan(self.low) else bounds})"
 
 
 class AgentScore(NamedTuple):
@@ -37,7 +43,9 @@ class AgentScore(NamedTuple):
 class Score(NamedTuple):
     """Attributes:
     tasks, samples: number of tasks, and of answers to each task.
-    accuracy: avg@n, the mean reward.
+    accuracy: avg@n, the share of right answers.
+    reward: the mean reward.
+    graded: all answers are right or wrong: the environment says so, or every reward is 0 or 1.
     passed: k to pass@k, for k = 1, 2, 4, ... and the number of samples.
     failed: episodes in which the environment or the workflow raised; they count as wrong.
     agents: name of an agent to its score.
@@ -46,18 +54,29 @@ class Score(NamedTuple):
     tasks: int
     samples: int
     accuracy: Estimate
+    reward: Estimate
+    graded: bool
     passed: Mapping[int, Estimate]
     failed: int
     agents: Mapping[str, AgentScore]
 
     def metrics(self, name: str) -> dict[str, float]:
         """Returns the score as metrics with the documented names."""
-        found = {f"eval/{name}/accuracy": self.accuracy.mean}
-        return found | {f"eval/{name}/pass@{k}": e.mean for k, e in self.passed.items() if k > 1}
+        found = {"accuracy": self.accuracy, "reward": self.reward}
+        found |= {f"pass@{k}": passed for k, passed in self.passed.items() if k > 1}
+        return {f"eval/{name}/{kind}": estimated.mean for kind, estimated in found.items()}
+
+    @property
+    def average(self) -> str:
+        """Accuracy, where answers are right or wrong; and the mean reward, where that differs."""
+        parts = [f"accuracy {self.accuracy}"] if self.graded else []
+        if not self.graded or self.reward.mean != self.accuracy.mean:
+            parts.append(f"mean reward {self.reward}")
+        return ", ".join(parts)
 
     def __str__(self) -> str:
         times = f" x {self.samples} samples" if self.samples > 1 else ""
-        text = f"accuracy {self.accuracy} ({self.tasks} tasks{times})"
+        text = f"{self.average} ({self.tasks} tasks{times})"
         k = max(self.passed)
         text += f", pass@{k} {self.passed[k]}" if k > 1 else ""
         return text + (f", {self.failed} episodes failed" if self.failed else "")
@@ -73,11 +92,13 @@ def score(records: Sequence[Record]) -> Score:
     for record in records:
         tasks[record["index"]].append(record)
     samples = min(len(task) for task in tasks.values())
-    rewards = [sum(r["reward"] for r in task) / len(task) for task in tasks.values()]
+    rewards = [math.fsum(r["reward"] for r in task) / len(task) for task in tasks.values()]
     solved = [(len(task), sum(map(is_solved, task))) for task in tasks.values()]
-    passed = {k: estimate([pass_at(k, n, c) for n, c in solved]) for k in passes(samples)}
+    passed = {k: share([pass_at(k, n, c) for n, c in solved]) for k in passes(samples)}
     failed = sum(not record["turns"] for record in records)
-    return Score(len(tasks), samples, estimate(rewards), passed, failed, _agents(records))
+    graded = all(_verdicts(r) or not r["turns"] or r["reward"] in (0, 1) for r in records)
+    reward, agents = estimate(rewards), _agents(records)
+    return Score(len(tasks), samples, passed[1], reward, graded, passed, failed, agents)
 
 
 def passes(samples: int) -> list[int]:
@@ -88,23 +109,42 @@ def passes(samples: int) -> list[int]:
 def estimate(values: Sequence[float]) -> Estimate:
     """Estimates the mean over tasks and its 95 % interval.
 
-    Within [0, 1] it is Wilson's (1927), which stays honest at 0 of 4 and at 117 of 117:
+    Values that are all 0 or 1 are shares, see ``share``. Others have Student's t interval, mean ±
+    t₀.₉₇₅(n − 1) · s/√n, or no bounds where all are equal up to rounding.
+    """
+    if set(values) <= {0, 1}:
+        return share(values)
+    mean = math.fsum(values) / len(values)
+    if are_equal(values):
+        return Estimate(mean, math.nan, math.nan)
+    from scipy import stats  # takes a second
+
+    error = float(stats.sem(values))
+    return Estimate(mean, *map(float, stats.t.interval(0.95, len(values) - 1, mean, error)))
+
+
+def share(values: Sequence[float]) -> Estimate:
+    """Estimates how many answers are right from the share of them in each task.
+
+    The 95 % interval is Wilson's (1927), which stays honest at 0 of 4 and at 117 of 117:
 
         (p + z²/2n ± z √(p(1 − p)/n + z²/4n²)) / (1 + z²/n)
 
     with n the number of tasks; where tasks are answered several times, so that values lie between 0
-    and 1, n is p(1 − p) over their variance times as large. Rewards beyond [0, 1] have 1.96
-    standard errors, and no bounds where all are equal.
+    and 1, n is p(1 − p) over their variance times as large.
     """
-    tasks, mean = len(values), sum(values) / len(values)
-    variance = sum((value - mean) ** 2 for value in values) / tasks
-    if min(values) < 0 or max(values) > 1:
-        margin = Z_95 * math.sqrt(variance / (tasks - 1)) if variance > 0 else math.nan
-        return Estimate(mean, mean - margin, mean + margin)
-    n = tasks * mean * (1 - mean) / variance if variance > 0 else tasks
-    spread = Z_95 * math.sqrt(max(mean * (1 - mean), 0.0) / n + Z_95**2 / (4 * n**2))
+    mean = math.fsum(values) / len(values)
+    variance = math.fsum((value - mean) ** 2 for value in values) / len(values)
+    odds = max(mean * (1 - mean), 0.0)
+    n = len(values) * (1.0 if are_equal(values) else odds / variance)
+    spread = Z_95 * math.sqrt(odds / n + Z_95**2 / (4 * n**2))
     low, high = ((mean + Z_95**2 / (2 * n) + side * spread) / (1 + Z_95**2 / n) for side in (-1, 1))
     return Estimate(mean, max(low, 0.0), min(high, 1.0))
+
+
+def are_equal(values: Sequence[float]) -> bool:
+    """True for values that differ by nothing but rounding."""
+    return max(values) - min(values) <= _ROUNDINGS * max(map(abs, values))
 
 
 def pass_at(k: int, samples: int, solved: int) -> float:

@@ -21,7 +21,8 @@ def benchmarks(scores: Scores) -> Table:
     for (name, variant), found in scores.items():
         k = max(found.passed)
         passed = f"@{k} {found.passed[k].mean:.4f}" if k > 1 else ""
-        rows.append([name, variant, str(found.tasks), f"@{found.samples} {found.accuracy}", passed])
+        average = found.accuracy if found.graded else f"mean reward {found.reward}"
+        rows.append([name, variant, str(found.tasks), f"@{found.samples} {average}", passed])
     return folding(["benchmark", "who"], ["tasks", "avg@n (95 %)", "pass@n"], rows)
 
 

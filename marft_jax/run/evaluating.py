@@ -174,7 +174,8 @@ def _write_summary(path: Path, scores: Scores) -> None:
         rows[f"{name}, {variant}"] = found.metrics(name) | {
             "tasks": found.tasks,
             "samples": found.samples,
-            "interval": [found.accuracy.low, found.accuracy.high],
+            "interval": [*found.accuracy[1:]],
+            "interval of the reward": [*found.reward[1:]],
             "failed": found.failed,
             "agents": {agent: own._asdict() for agent, own in found.agents.items()},
         }

@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 
 from marft_jax.evaluation import tables
-from marft_jax.evaluation.scores import estimate, is_solved, pass_at, score
+from marft_jax.evaluation.scores import estimate, is_solved, pass_at, score, share
 
 
 def record(index, sample, reward, right=None, tokens=3):
@@ -40,15 +40,15 @@ def test_the_interval_of_right_and_wrong_is_wilsons(right, of, low, high):
 
 def test_several_answers_to_a_task_tell_more_than_one_and_less_than_as_many_tasks():
     per_task = [0.0, 0.25, 0.5, 0.75, 1.0] * 6
-    width = [e.high - e.low for e in map(estimate, (per_task, [0.0, 1.0] * 15, [0.0, 1.0] * 60))]
+    width = [e.high - e.low for e in map(share, (per_task, [0.0, 1.0] * 15, [0.0, 1.0] * 60))]
     assert width[1] > width[0] > width[2]
-    equal = estimate([0.5] * 8)
+    equal = share([0.5] * 8)
     assert (equal.low, equal.high) == pytest.approx((0.2152, 0.7848), abs=2e-4)
 
 
-def test_rewards_beyond_0_and_1_have_standard_errors_or_no_bounds():
+def test_rewards_beyond_0_and_1_have_students_interval_or_no_bounds():
     mean, low, high = estimate([-1.0, 3.0])
-    assert (mean, high - mean) == (1.0, pytest.approx(1.96 * 2)) and low < mean
+    assert (mean, high - mean) == (1.0, pytest.approx(12.706 * 2, rel=1e-4)) and low < mean
     assert math.isnan(estimate([2.0, 2.0]).low) and math.isnan(estimate([2.0]).high)
 
 
@@ -65,7 +65,8 @@ def test_a_score_counts_tasks_samples_and_agents():
     assert solver == (6, 1.0, 0.0, pytest.approx(1 / 3))
     assert planner == (6, 2.0, 1.0, None)
     assert found.metrics("m") == {
-        "eval/m/accuracy": pytest.approx(1 / 3), "eval/m/pass@2": pytest.approx(2 / 3)
+        "eval/m/accuracy": pytest.approx(1 / 3), "eval/m/reward": pytest.approx(1 / 3),
+        "eval/m/pass@2": pytest.approx(2 / 3),
     }  # fmt: skip
     assert "(3 tasks x 2 samples), pass@2 0.6667" in str(found)
 
