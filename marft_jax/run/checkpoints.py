@@ -196,8 +196,11 @@ class Checkpoints:
         check_fits(meta, self.identity | {"arrays": arrays}, self.run, self._continues)
         self.identity["started"] = meta["started"]
         abstract = jax.tree.map(ocp.utils.to_shape_dtype_struct, parts)
-        with ocp.StandardCheckpointer() as reader:
-            parts = reader.restore(self._folder / str(step) / _STATE, abstract)
+        with (
+            ocp.StandardCheckpointer() as reader,
+            _plainly_named(self._folder / str(step)) as saved,
+        ):
+            parts = reader.restore(saved / _STATE, abstract)
         self.step = step
         return Saved(fresh._replace(**parts), meta)
 
@@ -207,8 +210,11 @@ class Checkpoints:
         if step is None:
             return None
         meta = self._meta_of_state(step)
-        with ocp.StandardCheckpointer() as reader:
-            state = reader.restore(self._folder / str(step) / _STATE)
+        with (
+            ocp.StandardCheckpointer() as reader,
+            _plainly_named(self._folder / str(step)) as saved,
+        ):
+            state = reader.restore(saved / _STATE)
         found = {base: own["adapters"] for base, own in state["policies"].items()}
         rank, alpha = (meta["config"]["lora"][key] for key in ("rank", "alpha"))
         owners = dict.fromkeys(zip(meta["on"], meta["adapters"], strict=True))
@@ -244,7 +250,8 @@ class Checkpoints:
         try:
             with whole_folder(self._folder / str(step)) as draft:
                 _check_space(draft, arrays)
-                _write_arrays(draft / _STATE, arrays)
+                with _plainly_named(draft) as folder:
+                    _write_arrays(folder / _STATE, _parts(arrays))
                 meta["saved"] = time.strftime("%FT%TZ", time.gmtime())
                 jsonlines.write(draft / _META, [json.dumps(meta)])
         except ValueError as error:  # how tensorstore reports any failure of the file system
@@ -350,8 +357,23 @@ def _check_space(folder: Path, arrays: TrainState) -> None:
         os.posix_fallocate(file.fileno(), 0, sum(x.nbytes for x in jax.tree.leaves(arrays)))
 
 
-def _write_arrays(folder: Path, arrays: TrainState) -> None:
-    """Writes the arrays from this process alone, without the log lines of Orbax."""
+@contextlib.contextmanager
+def _plainly_named(folder: Path) -> Iterator[Path]:
+    """Gives another path of a folder. Orbax and tensorstore read ``[a]``, backslashes and ``gs:``
+    in a path as patterns, and then write to one place and look for it in another."""
+    with tempfile.TemporaryDirectory() as temporary:
+        link = Path(temporary) / "checkpoint"
+        link.symlink_to(folder)
+        yield link
+
+
+def _write_arrays(folder: Path, arrays: Mapping[str, Any]) -> None:
+    """Writes the arrays from this process alone, without the log lines of Orbax, and reads them
+    again: what cannot be opened is not saved.
+
+    Raises:
+        ValueError: what is read is not what was written.
+    """
     alone = ocp.options.MultiprocessingOptions(primary_host=0, active_processes={0})
     handler = ocp.StandardCheckpointHandler(multiprocessing_options=alone)
     logger = logging.getLogger("absl")
@@ -359,6 +381,10 @@ def _write_arrays(folder: Path, arrays: TrainState) -> None:
     logger.setLevel(logging.CRITICAL)
     try:
         with ocp.Checkpointer(handler, multiprocessing_options=alone) as writer:
-            writer.save(folder, args=ocp.args.StandardSave(_parts(arrays)))
+            writer.save(folder, args=ocp.args.StandardSave(arrays))
+            found = writer.restore(folder, args=ocp.args.StandardRestore(arrays))
     finally:
         logger.setLevel(level)
+    pairs = zip(jax.tree.leaves(arrays), jax.tree.leaves(found), strict=True)
+    if any(x.tobytes() != np.asarray(y).tobytes() for x, y in pairs):
+        raise ValueError("what was written differs when it is read")

@@ -101,6 +101,38 @@ def test_a_checkpoint_of_an_old_release_is_refused_and_the_line_says_what_reads_
                 read(checkpoints)
 
 
+@pytest.mark.parametrize(
+    "name",
+    ["targets=[q,v]", "[a-c]/b", "lr*{1,2}?", "a\\b", "gs:/b", "100%/%20 é#|&", "[", "~/a", "]["],
+)
+def test_what_is_saved_under_any_name_is_read_again(tmp_path, state, name):
+    run = tmp_path / name / "run"
+    run.mkdir(parents=True)
+    with opened(run) as checkpoints:
+        checkpoints.save(7, state)
+    assert [path.name for path in tmp_path.iterdir()] == [name.partition("/")[0]]
+    moved = run.rename(tmp_path / f"moved {name.replace('/', '')}")
+    with opened(moved) as checkpoints:
+        chex.assert_trees_all_equal(checkpoints.restore(fresh()).state, state)
+        assert checkpoints.restore_adapters().keys() == set(small.team().names)
+
+
+@pytest.mark.parametrize("spoil", [lambda x: x + 1, lambda x: x.astype(np.float16), None])
+def test_a_step_is_saved_only_if_it_can_be_opened_again(two, tmp_path, state, monkeypatch, spoil):
+    def read(*args, **kwargs):
+        if spoil is None:
+            raise ValueError("NOT_FOUND: no such array")
+        return jax.tree.map(spoil, whole(*args, **kwargs))
+
+    run, whole = shutil.copytree(two, tmp_path / "run"), ocp.StandardCheckpointHandler.restore
+    with pytest.raises(RunFailed, match=f"{run}: cannot be written"), opened(run) as checkpoints:
+        with monkeypatch.context() as patch:
+            patch.setattr(ocp.StandardCheckpointHandler, "restore", read)
+            checkpoints.save(3, state)
+    with opened(run) as checkpoints:
+        assert checkpoints.steps == [1, 2] and checkpoints.find("latest") == 2
+
+
 def test_when_a_run_started_is_kept_over_every_restart(tmp_path, state):
     def started(at: int) -> Checkpoints:
         return Checkpoints(tmp_path, identity() | {"started": at}, keep=2)
