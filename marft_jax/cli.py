@@ -10,9 +10,12 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import io
 import json
+import logging
 import os
+import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -22,7 +25,17 @@ from marft_jax import config as config_lib
 from marft_jax import sections as sections_lib
 from marft_jax import unread
 from marft_jax.config import Config
-from marft_jax.errors import FILE_SYSTEM, BadInput, RunFailed, described, exit_with, place
+from marft_jax.errors import (
+    FILE_SYSTEM,
+    BadInput,
+    RunFailed,
+    described,
+    exit_with,
+    logged_to,
+    one_line,
+    place,
+    printable,
+)
 from marft_jax.learning.checking import check_team, check_training
 from marft_jax.merging import (
     flatten,
@@ -57,7 +70,7 @@ def configure(*sources: Source, **sections: Any) -> Config:
         configure("configs/chain_smollm2.yaml", {"algo.lr": 3e-5}, run={"dir": "runs/mine"})
         configure(run=Run(dir="runs/mine"), algo=Grpo(episodes=32))
 
-    If ``run.dir`` is given and has a checkpoint, the other settings default to the saved ones. Only
+    If ``run.dir`` is given and a run has begun there, the other settings default to its own. Only
     the ``train`` command continues the default directory.
 
     Where a file has a name, Python may give the object: an environment class as ``env.name``, a
@@ -178,8 +191,18 @@ class Parser(argparse.ArgumentParser):
             allow_abbrev=False,
         )
 
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Parses the flags, with the home folder for ``~``, also where a shell leaves it."""
+        words = sys.argv[1:] if args is None else args
+        at_home = functools.partial(re.sub, r"^(--\w+=|)~(?=/|$)", _home)
+        return super().parse_known_args([*map(at_home, words)], namespace)
+
     def error(self, message: str) -> NoReturn:
         raise BadInput(f"{message}; --help lists what there is")
+
+
+def _home(found: re.Match[str]) -> str:
+    return found[1] + os.path.expanduser("~")
 
 
 def run_parser(prog: str, description: str | None, *, base: bool = True) -> Parser:
@@ -206,7 +229,8 @@ def boundary() -> Iterator[None]:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     try:
-        yield
+        with logged_to(_Lines(), level=logging.WARNING):
+            yield
     except BadInput as error:
         exit_with(error)
     except RunFailed as error:
@@ -223,6 +247,14 @@ def boundary() -> Iterator[None]:
             file = "a file" if error.filename is None else os.fsdecode(error.filename)
             exit_with(f"{file}: cannot be read or written ({error.strerror})", code=1)
         raise
+
+
+class _Lines(logging.Handler):
+    """Prints what is logged where no run is open, as other lines of a command."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        text = printable(one_line(record.getMessage(), 2000))
+        print(f"marft_jax: {text}", file=sys.stderr, flush=True)
 
 
 def split(argv: Sequence[str]) -> tuple[list[str], Words]:

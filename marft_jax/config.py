@@ -25,6 +25,7 @@ from marft_jax.setting import (
     Fraction,
     Natural,
     NonNegative,
+    PathText,
     Positive,
     Section,
     check_local,
@@ -50,7 +51,7 @@ Stops = Annotated[
 Axis = Annotated[int, Field(ge=-1, le=LARGEST)]
 _S = TypeVar("_S")
 _WITH_CRITIC = "algo.has_critic"
-_SAMPLED = "algo.name not imitation"
+SAMPLED = "algo.name not imitation"
 CORRECTED = (
     "rollout.lag or rollout.sampler not engine or algo.correction decoupled or truncated and "
     "algo.correction not none"
@@ -59,11 +60,13 @@ CORRECTED = (
 
 @dataclasses.dataclass(frozen=True)
 class Run(Section):
-    dir: str = "runs/quickstart"
+    decides: ClassVar[str] = "nothing"
+
+    dir: PathText = setting("runs/quickstart", decides="start")
     """Directory of the run. Starting again in the same directory continues the run."""
     steps: Count = 25
     """Training steps in total, including those of earlier starts."""
-    seed: Natural = 0
+    seed: Natural = setting(0, decides="arrays answers")
     """Seed of the order of tasks, of sampling, and of new adapters and value heads."""
     save_every: Count = 10
     """Steps between checkpoints. The last step is always saved."""
@@ -79,18 +82,20 @@ class Run(Section):
     loggers: tuple[str, ...] = ("tensorboard",)
     """Loggers of metrics: tensorboard, wandb, trackio, mlflow, or your own as package.module:Class.
     wandb and mlflow log offline unless their own settings name a server."""
-    state_parts: tuple[str, ...] = ()
+    state_parts: tuple[str, ...] = setting((), decides="answers")
     """Parts that package.module:function adds to the training state; they are saved with it."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Model(Section):
-    base: str = setting("tiny", path=os.path.exists)
+    decides: ClassVar[str] = "answers"
+
+    base: PathText = setting("tiny", path=os.path.exists)
     """Base model: `tiny` (built in), a directory with config.json, safetensors and tokenizer, a hub
     id, or a .gguf file."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Dtype of the frozen base and its activations. Adapters and critic are always float32."""
-    quantize: Literal["none", "int8", "int4", "nf4"] = "none"
+    quantize: Literal["none", "int8", "int4", "nf4"] = setting("none", decides="run answers")
     """Quantises the matrices of the base to 8 or 4 bits, which saves memory but no time. Adapters
     stay in float32."""
     context: Annotated[int, Field(ge=8, le=LARGEST)] = 256
@@ -108,14 +113,16 @@ class Model(Section):
     """Layout of the layers. stacked: one array per kind of matrix, so that compilation takes no
     longer with more layers. unrolled: one array per layer. auto: stacked on TPUs, unrolled on
     CPUs and GPUs."""
-    remat: Literal["none", "products", "block"] = "products"
+    remat: Literal["none", "products", "block"] = setting("products", decides="nothing")
     """What the backward pass recomputes. none: nothing. products: all but the matrix products of
     the base. block: whole blocks."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Team(Section):
-    file: str | None = None
+    decides: ClassVar[str] = "answers"
+
+    file: PathText | None = setting(None, decides="start")
     """Team file (examples: configs/teams/); none: the built-in planner and solver."""
     workflow: str | None = None
     """Order in which agents act: sequential, dag, orchestrated, debate, solo, players (a game),
@@ -156,7 +163,9 @@ class Team(Section):
 class EnvSettings(Section):
     """Settings of an environment; each has more of its own."""
 
-    name: str = "arithmetic"
+    decides: ClassVar[str] = "answers"
+
+    name: str = setting("arithmetic", decides="run answers")
     """Environment: arithmetic, math, code, judged, reasoning_gym, open_spiel, pettingzoo,
     textarena, verifiers, or your own as package.module:Class."""
     curriculum: ClassVar[float | None] = None
@@ -168,6 +177,8 @@ class EnvSettings(Section):
 
 @dataclasses.dataclass(frozen=True)
 class Lora(Section):
+    decides: ClassVar[str] = "arrays answers"
+
     mode: Literal["per_agent", "shared"] = "per_agent"
     """per_agent: one adapter for each agent. shared: one adapter for all agents."""
     rank: Count = 8
@@ -179,19 +190,23 @@ class Lora(Section):
     peft. Adapters on attention alone (q, k, v, o) learn less, even with as many parameters
     (Schulman et al. 2025, LoRA Without Regret). ``experts`` adapts the routed experts of a mixture,
     with a pair of matrices for each expert, ``unembed`` the matrix to logits."""
-    init: str | None = setting(None, path=os.path.exists)
+    init: PathText | None = setting(None, path=os.path.exists, decides="nothing")
     """Adapters to start from: a run directory, an export, hub:owner/name, or a steps_NNNN folder of
     MARFT; none: new adapters."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Critic(Section):
-    mode: Literal["shared", "heads", "lora", "none"] = setting("shared", needs=_WITH_CRITIC)
+    decides: ClassVar[str] = "nothing"
+
+    mode: Literal["shared", "heads", "lora", "none"] = setting(
+        "shared", needs=_WITH_CRITIC, decides="arrays"
+    )
     """What estimates values. shared: one head on the frozen base. heads: one head per agent. lora:
     a head on the base with an adapter per agent. none: nothing, for algorithms without a critic."""
     lr: NonNegative = setting(5e-4, needs=_WITH_CRITIC)
     """Adam's learning rate of the critic."""
-    hidden: tuple[Count, ...] = setting((1024, 512), needs=_WITH_CRITIC)
+    hidden: tuple[Count, ...] = setting((1024, 512), needs=_WITH_CRITIC, decides="arrays")
     """Widths of the hidden layers of a value head."""
     warmup_steps: Natural = setting(0, needs=_WITH_CRITIC)
     """First training steps, in which only the critic learns."""
@@ -208,7 +223,9 @@ class Update(Section):
         ratio: what the log-prob of an action is divided by, as of ``appo``.
     """
 
-    name: str = "appo"
+    decides: ClassVar[str] = "nothing"
+
+    name: str = setting("appo", decides="run")
     """Algorithm: appo (MARFT-A, one decision per action), tppo (MARFT-T, one decision per token),
     grpo, gspo, cispo, reinforce, distill, or your own as package.module:NAME."""
     episodes: Count = 64
@@ -353,6 +370,8 @@ class Branching:
 class RolloutSettings(Section):
     """Settings of playing; a sampler has more of its own."""
 
+    decides: ClassVar[str] = "answers"
+
     sampler: str = "engine"
     """Who samples: engine, http (servers of vLLM or SGLang), or your own as
     package.module:Class."""
@@ -361,16 +380,16 @@ class RolloutSettings(Section):
     exceeds it has failed."""
     max_turns: Annotated[int, Field(ge=1, le=65535)] = 128
     """Most turns of an episode. An episode that wants more ends with what it has earned."""
-    lag: Annotated[int, Field(ge=0, le=64)] = setting(0, needs=_SAMPLED)
+    lag: Annotated[int, Field(ge=0, le=64)] = setting(0, needs=SAMPLED, decides="arrays")
     """Updates that the sampling adapters are behind: step s is sampled after s - lag updates, while
     other steps are learned; 0: sampling and learning alternate."""
-    max_failed_fraction: Fraction = 0.25
+    max_failed_fraction: Fraction = setting(0.25, decides="nothing")
     """Largest fraction of failed episodes. They are dropped and counted; above this fraction the
     run stops."""
     past_every: Count = setting(10, needs="agents.past")
     """Steps between versions for agents with `past` in the team file, which play as earlier
     versions."""
-    past_kept: Count = setting(8, needs="agents.past")
+    past_kept: Count = setting(8, needs="agents.past", decides="arrays answers")
     """Number of versions that are kept, a uniform sample of all versions so far."""
     past_choice: Literal["random", "strong"] = setting("random", needs="agents.past")
     """How the version that plays a step is drawn. random: uniformly. strong: weighted by wins."""
@@ -380,16 +399,18 @@ class RolloutSettings(Section):
 class Rollout(RolloutSettings):
     """Settings of playing with our engine."""
 
-    slots: Count = 64
+    slots: Count = setting(64, decides="nothing")
     """Rows of the key-value cache: how many agents act at the same time."""
-    chunk: Count = 16
+    chunk: Count = setting(16, decides="nothing")
     """Decode steps on the device before the host looks at the rows again."""
-    reuse: bool = True
+    reuse: bool = setting(True, decides="nothing")
     """Keeps a prefix cache: the common beginning of an adapter's prompts is computed once."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Mesh(Section):
+    decides: ClassVar[str] = "nothing"
+
     data: Axis = -1
     """Devices along the batch; -1: all that the other axes leave."""
     fsdp: Axis = 1
@@ -397,18 +418,18 @@ class Mesh(Section):
     leave."""
     tensor: Axis = 1
     """Devices that share the columns of each matrix; -1: all that the other axes leave."""
-    rollout: tuple[Count, ...] = setting((), needs=_SAMPLED)
+    rollout: tuple[Count, ...] = setting((), needs=SAMPLED)
     """Devices that play while the others learn: their number, or the axes data, fsdp and tensor;
     none: all devices do both."""
     bases: tuple[Count, ...] = ()
     """Gives each base of the team devices of its own for playing: the number of places along data,
     in each process, for each base in the order of the agents; none: all places play all bases."""
-    coordinator: str | None = None
+    coordinator: str | None = setting(None, decides="start")
     """Address of the first of several processes as HOST:PORT, or auto (TPU pods, SLURM, MPI,
     Kubernetes); none: a single process."""
-    processes: Count | None = setting(None, needs="mesh.coordinator not auto")
+    processes: Count | None = setting(None, needs="mesh.coordinator not auto", decides="start")
     """Number of processes, with a HOST:PORT."""
-    process: Natural | None = setting(None, needs="mesh.coordinator not auto")
+    process: Natural | None = setting(None, needs="mesh.coordinator not auto", decides="start")
     """Number of this process from 0, with a HOST:PORT."""
     wait_seconds: Annotated[float, Field(ge=1)] = setting(60.0, needs="mesh.coordinator")
     """Time that processes wait for a missing one before they stop, in seconds."""
@@ -416,29 +437,37 @@ class Mesh(Section):
 
 @dataclasses.dataclass(frozen=True)
 class Eval(Section):
-    every: Natural = 0
+    decides: ClassVar[str] = "answers"
+
+    every: Natural = setting(0, decides="nothing")
     """Steps between evaluations on the held-out tasks; 0: never."""
-    episodes: Count = setting(128, needs="eval.every")
+    episodes: Count = setting(128, needs="eval.every", decides="nothing")
     """Tasks per evaluation, for each benchmark."""
     temperature: Temperature = setting(0.0, needs="eval.every")
     """Sampling temperature of evaluations; 0: greedy."""
-    benchmarks: tuple[str, ...] = setting((), needs="eval.every", path=os.path.isfile)
+    benchmarks: tuple[PathText, ...] = setting(
+        (), needs="eval.every", path=os.path.isfile, decides="nothing"
+    )
     """Benchmarks, as name[:samples][@temperature]; none: the held-out tasks of `env`."""
-    data: str | None = setting(None, needs="eval.benchmarks", path=os.path.exists)
+    data: PathText | None = setting(
+        None, needs="eval.benchmarks", path=os.path.exists, decides="nothing"
+    )
     """Folder with the files of benchmarks; none: the hub."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Guard(Section):
+    decides: ClassVar[str] = "nothing"
+
     skips: Count | None = 3
     """Steps in a row with non-finite numbers before a rollback; none: never."""
     patience: Count = 5
     """Steps in a row outside one of the bounds below before a rollback."""
-    max_kl: NonNegative | None = setting(20.0, needs=_SAMPLED)
+    max_kl: NonNegative | None = setting(20.0, needs=SAMPLED)
     """Upper bound of an agent's approximate KL in a step; none: off."""
-    min_entropy: NonNegative | None = setting(1e-6, needs=_SAMPLED)
+    min_entropy: NonNegative | None = setting(1e-6, needs=SAMPLED)
     """Lower bound of an agent's entropy per token, after `patience` steps above it; none: off."""
-    reward_drop: NonNegative | None = setting(1.0, needs=_SAMPLED)
+    reward_drop: NonNegative | None = setting(1.0, needs=SAMPLED)
     """Upper bound of the reward's fall below its best, in standard deviations over the episodes;
     none: off."""
     rollbacks: Natural = 3

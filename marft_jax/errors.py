@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import logging
 import os
 import re
 import sys
@@ -57,6 +58,21 @@ class EpisodesFailed(RunFailed):
 
 class Stopped(Exception):
     """Playing was stopped; its episodes are dropped."""
+
+
+@contextlib.contextmanager
+def logged_to(*handlers: logging.Handler, level: int = logging.INFO) -> Iterator[None]:
+    """Gives log records of this package to these handlers alone while the block runs: those that
+    another package put on the root would repeat them."""
+    logger = logging.getLogger("marft_jax")
+    before = logger.handlers[:], logger.level, logger.propagate
+    logger.handlers[:], logger.propagate = handlers, False
+    logger.setLevel(level)
+    try:
+        yield
+    finally:
+        logger.handlers[:], _, logger.propagate = before
+        logger.setLevel(before[1])
 
 
 def exit_with(error: BaseException | str, code: int = 2) -> NoReturn:

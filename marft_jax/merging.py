@@ -18,14 +18,27 @@ from marft_jax.config import Config
 from marft_jax.errors import BadInput
 from marft_jax.formats import documents
 from marft_jax.learning import settings as algorithms
-from marft_jax.run.place import place_of
+from marft_jax.run.place import is_run, place_of
 from marft_jax.sections import Words
-from marft_jax.setting import from_words, properties, suggestion, words_of
+from marft_jax.setting import (
+    from_words,
+    get,
+    properties,
+    suggestion,
+    that_decide,
+    with_absolute_paths,
+    words_of,
+)
 
 
 def read_file(file: str) -> Words:
     """Reads a YAML file; a relative team file is looked for beside it, then in this folder."""
-    words = flatten(documents.read(file, "--config"), file)
+    file = os.path.expanduser(file)
+    tree = documents.read(file, "--config")
+    is_team = isinstance(tree, list) and all(isinstance(agent, dict) for agent in tree)
+    if is_team or isinstance(tree, dict) and "agents" in tree:
+        raise BadInput(f"--config {file}: expected settings, got a team; name it by --team.file")
+    words = flatten(tree, file)
     for name in words.get("team.file", ())[:1]:
         if os.path.isfile(beside := Path(file).parent / name):
             words["team.file"] = [str(beside)]
@@ -40,8 +53,9 @@ def read_run(run: str) -> Words:
         raise BadInput(f"--run {run}: expected a run directory with config.yaml, found none")
     if not (saved := read_file(str(settings))):
         raise BadInput(f"{settings}: expected the settings of a run, found none; copy it again")
-    own = {"run.dir": [run]} | ({"team.file": [str(team)]} if os.path.isfile(team) else {})
-    return {key: value for key, value in (saved | own).items() if key not in _NOT_KEPT}
+    blueprint = [str(team)] if os.path.isfile(team) else saved.get("team.file", ["none"])
+    kept = {key: value for key, value in saved.items() if key not in that_decide("start", Config)}
+    return kept | {"run.dir": [run], "team.file": blueprint}
 
 
 def merge(layers: Sequence[Words]) -> Words:
@@ -73,19 +87,37 @@ def flatten(tree: Any, file: str, spell: Callable[[str, Any], list[str]] = words
 
 
 def to_train(layers: Sequence[Words]) -> Config:
-    """Builds the config of a training; if its run has begun, the saved settings are layer 0."""
+    """Builds the config of a training; the settings of a run that has begun are layer 0.
+
+    Where a later layer chooses another environment, algorithm or sampler, the settings of layer 0
+    that had the defaults of the one before have those of the new one.
+    """
     run = [*merge(layers).get("run.dir", []), config_lib.Run.dir][0]
     folder = place_of(run).path
-    is_run = run.strip() and os.path.isfile(folder / "config.yaml")
-    if not is_run or not any(p.name.isdecimal() for p in folder.glob("checkpoints/*")):
+    if not run.strip() or not is_run(folder) or not os.path.isfile(folder / "config.yaml"):
         return resolve(layers)
     before = read_run(run)
-    config = resolve([before, *layers])
-    given, kept = (Path(one.lora.init or "") for one in (config, _build(before)))
-    if given.absolute() != kept.absolute():
+    is_saved = any(p.name.isdecimal() for p in folder.glob("checkpoints/*"))
+    now = merge([before, *layers])
+    can_go_on = any(folder.glob("checkpoints/*/meta.json"))
+    for key in sorted(that_decide("run", Config)) if can_go_on else ():
+        if key in before and now[key] != before[key]:
+            old, new = (" ".join(words[key]) for words in (before, now))
+            raise BadInput(
+                f"{run} cannot be continued with these settings: --{key} was {old}, is {new:.60}; "
+                "use the old one, or another --run.dir"
+            )
+    usual = sections_lib.usual_where_chosen_anew(before, now)
+    config = resolve([{k: v for k, v in before.items() if usual.get(k) != v}, *layers])
+    given, kept = (with_absolute_paths(one) for one in (config, _build(before)))
+    if is_saved:
+        key, why = "lora.init", "goes on from its checkpoint"
+    else:  # where steps are saved, the bases themselves are compared
+        key, why = "model.base", f"has settings that follow from {kept.model.base}"
+    if get(given, key) != get(kept, key):
         raise BadInput(
-            f"--lora.init {config.lora.init}: {run} has begun and goes on from its checkpoint; "
-            "leave it out, or name another --run.dir"
+            f"--{key} {get(config, key)}: {run} has begun and {why}; leave it out, or name another "
+            "--run.dir"
         )
     return config
 
@@ -99,14 +131,17 @@ def resolve(layers: Sequence[Words]) -> Config:
     """
     words = merge(layers)
     kinds = sections_lib.kinds(words).items()
+    for number, layer in enumerate(layers[:-1], 1):  # what a later layer replaces is checked too
+        for section, kind in kinds:
+            if sections_lib.same_choice(section, merge(layers[:number]), words):
+                from_words(section, kind, layer)
     known = [f"{section}.{field.name}" for section, kind in kinds for field in fields(kind)]
     for key in [key for key in words if key not in known]:
         if not (owners := sections_lib.owners(key)):
             raise BadInput(f"unknown setting {key!r:.80}{suggestion(key, known)}")
         section, last = key.partition(".")[0], max(i for i, one in enumerate(layers) if key in one)
-        chosen = sections_lib.chosen(section, words)
-        if chosen == sections_lib.chosen(section, merge(layers[: last + 1])):
-            mine = f"--{sections_lib.UNIONS[section].chooser} {chosen}"
+        if sections_lib.same_choice(section, words, merge(layers[: last + 1])):
+            mine = f"--{sections_lib.UNIONS[section].chooser} {sections_lib.chosen(section, words)}"
             raise BadInput(
                 f"--{key}: unknown setting for {mine}; it belongs to {' and '.join(owners)}, got "
                 f"{' '.join(words[key]):.60}"
@@ -135,7 +170,3 @@ def _takers(fault: str, words: Words) -> str:
     owners = sections_lib.owners(key)
     takes = [o for o, kind in owners.items() if value in properties(kind)[name].get("enum", ())]
     return f"; {value} needs --{section}.name {' or '.join(takes)}" if takes else ""
-
-
-_NOT_KEPT = ("mesh.coordinator", "mesh.processes", "mesh.process", "guard.max_cut")
-"""Settings of a run's config.yaml that belong to that start, or that no longer exist."""

@@ -15,7 +15,7 @@ from marft_jax.envs import base as envs
 from marft_jax.errors import BadInput
 from marft_jax.learning import settings as algorithms
 from marft_jax.sampling import settings as samplers
-from marft_jax.setting import help_lines, properties, schema_of, texts
+from marft_jax.setting import help_lines, properties, schema_of, texts, words_of
 from marft_jax.team import team_files
 
 Words = dict[str, list[str]]
@@ -81,6 +81,22 @@ def chosen(section: str, words: Words) -> str:
     of_rows = section == "env" and {"env.data", "env.reward"} & words.keys()
     default = "math" if of_rows else UNIONS[section].default
     return " ".join(words.get(UNIONS[section].chooser, [default]))
+
+
+def same_choice(section: str, one: Words, other: Words) -> bool:
+    """True for a section whose dataclass is the same with these words and with those."""
+    return section not in UNIONS or chosen(section, one) == chosen(section, other)
+
+
+def usual_where_chosen_anew(before: Words, now: Words) -> Words:
+    """Returns the defaults of the environment, algorithm and sampler of ``before``, where ``now``
+    chooses another one."""
+    return {
+        f"{section}.{field.name}": words_of("", field.default)
+        for section, union in UNIONS.items()
+        if not same_choice(section, before, now)
+        for field in fields(union.find(chosen(section, before)))
+    }
 
 
 def owners(key: str) -> dict[str, type]:

@@ -28,10 +28,27 @@ import textwrap
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Annotated, Any, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+from typing import (
+    Annotated,
+    Any,
+    ClassVar,
+    TypeVar,
+    Union,
+    cast,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 import numpy as np
-from pydantic import BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    TypeAdapter,
+    ValidationError,
+)
 from pydantic_core import PydanticCustomError
 
 from marft_jax.errors import BadInput
@@ -56,12 +73,20 @@ NonNegative = Annotated[float, Field(ge=0), NUMBER]
 Positive = Annotated[float, Field(gt=0), NUMBER]
 Fraction = Annotated[float, Field(ge=0, le=1), NUMBER]
 Seconds = Annotated[float, Field(ge=0.1), NUMBER]
+PathText = Annotated[str, AfterValidator(os.path.expanduser)]
+"""A text that is, or may be, a path; ``~`` is the home folder, also where no shell reads it."""
 
 _ADDRESS = re.compile(r"[a-z][a-z0-9+.-]+:/|hub:", re.IGNORECASE)  # one letter is a drive
 
 
 class Section:
-    """Base of every section: its numbers are finite, and it has no other keys."""
+    """Base of every section: its numbers are finite, and it has no other keys.
+
+    Attributes:
+        decides: what its settings decide, unless ``setting`` says another of one: see there.
+    """
+
+    decides: ClassVar[str]
 
     __pydantic_config__ = ConfigDict(allow_inf_nan=False, extra="forbid")
 
@@ -78,6 +103,7 @@ def setting(
     *,
     needs: str | None = None,
     path: Callable[[str], bool] | None = None,
+    decides: str | None = None,
 ) -> T:
     """Returns a field of a section that has more than a type and a default.
 
@@ -86,8 +112,13 @@ def setting(
             setting with its values, such as ``algo.baseline moving or role``; see ``unread``.
             ``agents.past`` is a key of an agent in the team file, ``algo.has_critic`` a fact.
         path: tells if a text is a file or folder; a run keeps its absolute path.
+        decides: words for what the setting decides. arrays: what a run has saved, so that it cannot
+            change. run: what the files of a run describe, so that it cannot change while the run
+            goes on. answers: what a team answers, so that answers are not continued with another
+            value. start: where one start runs and what it reads, so that nobody asks if it changed.
+            nothing: none of these.
     """
-    metadata = {"needs": needs, "path": path}
+    metadata = {"needs": needs, "path": path, "decides": decides}
     return dataclasses.field(default=default, metadata=metadata)  # type: ignore[return-value]
 
 
@@ -96,6 +127,22 @@ def settings(config: Any) -> Iterator[tuple[str, dataclasses.Field[Any]]]:
     for section in dataclasses.fields(config):
         for field in dataclasses.fields(getattr(config, section.name)):
             yield f"{section.name}.{field.name}", field
+
+
+def that_decide(what: str, config: Any) -> set[str]:
+    """Returns the settings that decide this, see ``setting``.
+
+    Args:
+        config: a config, or its class: then only the settings are known that each kind of
+            environment, algorithm and sampler has.
+    """
+    kinds = get_type_hints(config) if isinstance(config, type) else vars(config)
+    return {
+        f"{section}.{field.name}"
+        for section, kind in kinds.items()
+        for field in dataclasses.fields(kind)
+        if what in (field.metadata.get("decides") or kind.decides).split()
+    }
 
 
 def get(config: Any, key: str) -> Any:
@@ -139,7 +186,7 @@ def with_absolute_paths(tree: T, folder: str | Path = "") -> T:
 def _absolute(text: str, is_path: Callable[[str], bool], folder: str | Path) -> str:
     """Makes a path absolute; a benchmark's may end with samples and temperature."""
     name, more = re.findall(r"(?s)^(.+?)((?::\d+)?(?:@[\d.]+)?)\Z", text)[0]
-    path = os.path.join(folder, os.path.expanduser(name))
+    path = os.path.join(folder, name)
     return f"{os.path.abspath(path)}{more}" if is_path(path) else text
 
 
@@ -150,11 +197,10 @@ def check_local(what: str, path: object, *, is_run: bool = False) -> None:
         is_run: it is a run directory, which object storage can hold.
     """
     if _ADDRESS.match(str(path).strip()) and not (is_run and is_address(path)):
-        raise BadInput(
-            f"{what}: expected a path on this machine, got {str(path)!r:.80}; only a run directory "
-            "can be in object storage, as s3://BUCKET/PATH: name a local path, and copy it from "
-            "there"
-        )
+        wanted = "expected a path on this machine"
+        wanted += ", or an address as s3://BUCKET/PATH" if is_run else ""
+        how = "" if is_run else "; name a local path, and copy it from there"
+        raise BadInput(f"{what}: {wanted}, got {str(path)!r:.80}{how}")
 
 
 def is_address(run: object) -> bool:

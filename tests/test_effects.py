@@ -312,9 +312,9 @@ def test_a_run_that_continues_takes_its_saved_settings_and_flags_on_top(run):
     assert cli.parse_training(["--run.dir", str(run), *other]).algo.lr == 0.5
 
 
-def test_a_directory_without_checkpoints_is_a_new_run(run):
+def test_a_directory_without_checkpoints_is_a_run_with_its_settings(run):
     (run / "checkpoints" / "3").rmdir()
-    assert cli.parse_training(["--run.dir", str(run)]).run.steps == cli.configure().run.steps
+    assert cli.parse_training(["--run.dir", str(run)]).run.steps == 7
 
 
 def test_a_run_that_continues_does_not_read_where_to_start_from(run):

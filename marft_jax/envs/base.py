@@ -329,7 +329,17 @@ def _bind(
             f"--env.name {name}: {error}; give its parameters defaults, or values in --env.options"
             + "; an agent program is a function of (task, client)" * inspect.isfunction(factory)
         ) from error
-    return functools.partial(factory, **given)
+    return functools.partial(_made, name, factory, **given)
+
+
+def _made(name: str, factory: Callable[..., Env], **given: Any) -> Env:
+    """Makes an environment; raises ``BadInput`` for a function that makes something else."""
+    if all(hasattr(env := factory(**given), method) for method in ("reset", "step")):
+        return env
+    raise BadInput(
+        f"--env.name {name}: expected an environment with reset(seed) and step(turns), got "
+        f"{shown(env)}; an agent program is a function of (task, client)"
+    )
 
 
 def _options(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,13 @@ def read_bytes(file: str, setting: str) -> bytes:
         return raw
     except (OSError, ValueError) as error:  # ValueError: a path with a NUL
         raise BadInput(f"{setting} {file}: cannot be read ({reason(error)})") from error
+
+
+def is_of_run(file: Path) -> bool:
+    """True for a YAML file that a run wrote."""
+    with contextlib.suppress(OSError), file.open("rb") as stream:
+        return stream.readline().rstrip() == FIRST_LINE.encode()
+    return False
 
 
 def read(file: str, setting: str) -> Any:

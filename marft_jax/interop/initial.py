@@ -48,9 +48,9 @@ def initial_adapters(
     for profile, base, n in zip(team.profiles, team.bases, team.owners, strict=True):
         name = team.folder_of(base, n)
         if profile.init is not None:
-            folder = Path(profile.init).expanduser()
+            folder = Path(profile.init)
         elif settings.init is not None and profile.past is None:
-            folder = Path(settings.init).expanduser() / name
+            folder = Path(settings.init) / name
         else:
             continue
         layers_with = models[base].layers_with if base in models else peft.every_layer

@@ -51,7 +51,7 @@ def _tell(program: str, end: threading.Event) -> None:
     start = time.monotonic()
     while not end.wait(LINE_SECONDS):
         line = f"compiling {program}: {time.monotonic() - start:.0f} s"
-        if _LOGGER.handlers:
+        if _LOGGER.isEnabledFor(logging.INFO):  # a run is open
             _LOGGER.info("%s", line)
         else:
             print(line, file=sys.stderr, flush=True)

@@ -105,7 +105,7 @@ def _parsed(line: bytes, where: str) -> Demonstration | str:
     except BadInput as error:
         return f"{where}: {error}"
     except (ValueError, RecursionError) as error:
-        return f"{where}: not JSON: {described(error, bare=ValueError)}"
+        return f"{where}: {_FORM}, got no JSON: {described(error, bare=ValueError)}"
 
 
 def _demonstration(where: str, line: str, row: Any) -> Demonstration:

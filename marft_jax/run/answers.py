@@ -32,25 +32,11 @@ from marft_jax.run.directory import numbered_folder
 from marft_jax.run.inputs import inputs_of
 from marft_jax.run.playing import PlaySetup, play_held_out
 from marft_jax.run.reporters import Reporter
+from marft_jax.setting import that_decide
 from marft_jax.team.prompts import Team
 from marft_jax.team.workflows import NEED_ENV
 
 LOGGER = logging.getLogger("marft_jax")
-
-WITHOUT_EFFECT = {
-    # only learning reads them
-    "algo", "critic", "guard", "run.steps", "rollout.lag", "model.remat",
-    # where a run is, and what it saves
-    "run.dir", "run.save_every", "run.save_minutes", "run.keep", "run.best_metric",
-    "run.transcripts_every", "run.loggers",
-    # the team and the adapters themselves are compared
-    "team.file", "lora.init",
-    # the same answers up to rounding: an evaluation may go on on other devices
-    "mesh", "rollout.slots", "rollout.chunk", "rollout.reuse",
-    # how many answers, not which; env.eval_data is the file that is played
-    "rollout.max_failed_fraction", "eval.every", "eval.episodes", "eval.benchmarks", "eval.data",
-}  # fmt: skip
-"""Settings, or whole sections, that do not change an answer."""
 
 
 class Answers:
@@ -119,12 +105,14 @@ def key_of(
     adapters: Mapping[str, Adapters],
     size: int | None,
 ) -> str:
-    """Hashes everything that decides the answers: base, team, adapters, number of tasks, settings
-    outside ``WITHOUT_EFFECT``, the data and code that these name, and library versions."""
-    identity = identity_of(config, bases, team)
-    for name in WITHOUT_EFFECT:
-        section, _, setting = name.partition(".")
-        (identity["config"][section] if setting else identity["config"]).pop(setting or section, 0)
+    """Hashes everything that decides the answers: base, team, adapters, number of tasks, settings,
+    the data and code that these name, and library versions."""
+    identity, deciding = identity_of(config, bases, team), that_decide("answers", config)
+    sections = {
+        section: {name: v for name, v in given.items() if f"{section}.{name}" in deciding}
+        for section, given in identity["config"].items()
+    }
+    identity["config"] = {section: given for section, given in sections.items() if given}
     sha = hashlib.sha256()
     for leaf in jax.tree.leaves(adapters):
         sha.update(np.asarray(leaf).tobytes())
@@ -192,7 +180,7 @@ class PeriodicEvaluation(NamedTuple):
         return [name for plan, _ in self.benchmarks for name in plan.metric_names]
 
     def evaluate(self, playing: PlaySetup, step: int, reporter: Reporter) -> dict[str, float]:
-        """Returns the metrics of all benchmarks: accuracy, and pass@k with several samples."""
+        """Returns the metrics of all benchmarks: see ``Score.metrics``."""
         metrics: dict[str, float] = {}
         for plan, source in self.benchmarks:
             answers = Answers(playing, plan, source)

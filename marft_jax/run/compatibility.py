@@ -12,24 +12,9 @@ from typing import Any
 from marft_jax.config import Config
 from marft_jax.errors import BadInput
 from marft_jax.models.weights.load import BaseModel
+from marft_jax.setting import that_decide
 from marft_jax.team.prompts import Team
 from marft_jax.types import MAIN
-
-FIXED = (
-    "run.seed",
-    "lora.mode",
-    "lora.rank",
-    "lora.alpha",
-    "lora.targets",
-    "critic.mode",
-    "critic.hidden",
-    "rollout.lag",
-    "rollout.past_kept",
-)
-"""Settings that cannot change when a run continues: the saved arrays depend on them."""
-OF_A_RUN = ("env.name", "algo.name", "model.quantize")
-"""Settings that cannot change when a run continues, though the arrays would fit: the files of the
-run would describe two different runs. An evaluation may change them."""
 
 _PACKAGES = ("jax", "flax", "optax", "orbax-checkpoint", "transformers")
 
@@ -85,18 +70,22 @@ def check_fits(
 ) -> None:
     """Raises ``BadInput`` that names the difference between a saved run and this start.
 
-    Settings are compared first. Others than those in ``FIXED`` may still change the arrays; the
-    line then names all that have changed, and the arrays only where none has.
+    Settings that decide the arrays are compared first. Others may still change them; the line then
+    names all that have changed, and the arrays only where none has.
 
     Args:
         continues: the run itself goes on, and is not only evaluated.
     """
-    fixed = FIXED + OF_A_RUN if continues else FIXED
+    fixed = that_decide("arrays", Config) | (that_decide("run", Config) if continues else set())
     pairs = [
         *_bases(saved, now),
         ("agents", saved["agents"], now["agents"]),
         ("their adapters", saved["adapters"], now["adapters"]),
-        *((f"--{key}", old, new) for key, old, new in changes(saved, now) if key in fixed),
+        *(
+            (f"--{key}", old, new)
+            for key, old, new in changes(saved["config"], now["config"])
+            if key in fixed
+        ),
     ]
     if continues:
         pairs.append(("--team.workflow", saved["team"]["workflow"], now["team"]["workflow"]))
@@ -104,7 +93,8 @@ def check_fits(
     old, new = saved["arrays"], now["arrays"]
     if old != new:
         before, after = saved["team"], now["team"]
-        changed = [(f"--{k}", a, b) for k, a, b in changes(saved, now) if k != "run.steps"]
+        found = changes(saved["config"], now["config"])
+        changed = [(f"--{k}", a, b) for k, a, b in found if k != "run.steps"]
         changed += [(f"team: {k}", before.get(k), after.get(k)) for k in {**after, **before}]
         _check_equal(changed, run)
         _check_equal([(p, old.get(p, "absent"), new.get(p, "absent")) for p in {**old, **new}], run)
@@ -120,15 +110,24 @@ def _check_equal(pairs: Iterable[tuple[str, Any, Any]], run: Path) -> None:
 
 
 def changes(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
-    """Returns ``(setting, old, new)`` for each setting that a continued run has changed."""
-    elsewhere = {"run.dir", "team.file"}  # the team itself is compared
+    """Returns ``(setting, old, new)`` for each setting that both have and that differs.
+
+    Args:
+        saved, now: sections of settings.
+    """
+    where = that_decide("start", Config)
     return [
         (f"{section}.{key}", old, new[key])
-        for section, settings in saved["config"].items()
-        for new in [now["config"].get(section, {})]
+        for section, settings in saved.items()
+        for new in [now.get(section, {})]
         for key, old in settings.items()
-        if key in new and f"{section}.{key}" not in elsewhere and old != new[key]
+        if key in new and f"{section}.{key}" not in where and old != new[key]
     ]
+
+
+def setting_changes(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """Lists the settings that a start has changed, a line for each."""
+    return [f"--{key} was {old}, is {new}" for key, old, new in changes(saved, now)]
 
 
 def team_changes(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:

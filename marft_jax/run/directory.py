@@ -6,11 +6,14 @@ import contextlib
 import errno
 import itertools
 import os
+import shutil
 import socket
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
+import yaml
 from filelock import FileLock, Timeout
 
 from marft_jax import config as config_lib
@@ -18,7 +21,8 @@ from marft_jax.config import Config
 from marft_jax.errors import FILE_SYSTEM, BadInput, RunFailed
 from marft_jax.formats import documents, jsonlines
 from marft_jax.parallel import processes
-from marft_jax.run.place import Place, place_of
+from marft_jax.run.compatibility import setting_changes, team_changes
+from marft_jax.run.place import Place, holds_something, place_of
 from marft_jax.setting import replaced
 from marft_jax.team.team_files import Blueprint, dump_team
 from marft_jax.types import MAIN
@@ -58,27 +62,31 @@ def own_directory(run: Path | Place) -> Iterator[Path]:
         yield run
 
 
+_SETTINGS = "config.yaml", "team.yaml", "inputs.json", "demonstrations.jsonl"
+"""What a start that has saved no step begins with again."""
 _WRITTEN = (
-    "metrics.jsonl transcripts evaluations checkpoints tensorboard wandb mlflow.db log.txt "
-    "config.yaml team.yaml inputs.json demonstrations.jsonl"
+    "metrics.jsonl transcripts evaluations checkpoints tensorboard wandb mlflow.db log.txt"
 ).split()
 
 
 def set_aside(run: Path, moved: Callable[[str], object] = lambda name: None) -> list[str]:
-    """Moves what a run that begins anew would replace to ``unsaved-N/`` below it.
+    """Moves what a run that begins anew would replace to ``unsaved-N/`` below it; of its settings
+    a copy, so that they are there whenever it is killed.
 
     What a start left that ended before its first step (an empty ``metrics.jsonl``) stays.
 
     Returns:
         A line that says so, if there was anything.
     """
-    there = [name for name in _WRITTEN if _holds_something(run / name)]
+    there = [name for name in _WRITTEN if holds_something(run / name)]
     if not there or (run / _WRITTEN[0]).is_file() and not {*there} & {*_WRITTEN[:4]}:
         return []
     aside = numbered_folder(run, "unsaved")
     for name in there:
         os.replace(run / name, aside / name)
         moved(name)
+    for name in filter(lambda name: (run / name).is_file(), _SETTINGS):
+        shutil.copy2(run / name, aside / name)
     return [f"there is no checkpoint to continue from: what was here before is now in {aside}"]
 
 
@@ -89,18 +97,39 @@ def numbered_folder(folder: Path, name: str) -> Path:
     return free
 
 
-def _holds_something(path: Path) -> bool:
-    if path.is_dir():
-        return any(path.iterdir())
-    return path.is_symlink() or path.is_file() and path.stat().st_size > 0
-
-
-def write_settings(folder: Path, config: Config, blueprint: Blueprint) -> None:
-    """Writes ``config.yaml`` and ``team.yaml``."""
+def write_settings(folder: Path, config: Config, blueprint: Blueprint) -> list[str]:
+    """Writes ``config.yaml`` and ``team.yaml``; returns a line for each setting that was another
+    one there."""
     own = replaced(config, "team.file", "team.yaml")  # beside it
     settings = config_lib.dump(own, several={*blueprint.on} != {MAIN})
-    for name, text in (("team.yaml", dump_team(blueprint)), ("config.yaml", settings)):
+    texts = {"team.yaml": dump_team(blueprint), "config.yaml": settings}
+    trees = {name: yaml.safe_load(text) for name, text in texts.items()}
+    before = {name: _tree(folder / name) for name in texts}
+    for name, text in texts.items():
         jsonlines.write(folder / name, [documents.FIRST_LINE, text + documents.LAST_LINE])
+    team, saved = (_flat(each["team.yaml"]) for each in (trees, before))
+    return [
+        *setting_changes(before["config.yaml"], trees["config.yaml"]),
+        *(team_changes(saved, team) if saved else []),
+    ]
+
+
+def _tree(file: Path) -> dict[str, Any]:
+    """Reads what an earlier start wrote."""
+    return documents.read(str(file), "--run.dir") if documents.is_of_run(file) else {}
+
+
+def _flat(tree: Any, above: str = "") -> dict[str, Any]:
+    """Returns the values of a tree by their paths; a mapping in a list by its name."""
+    if isinstance(tree, list):
+        named = (
+            part.get("name", n) if isinstance(part, dict) else n for n, part in enumerate(tree)
+        )
+        tree = dict(zip(named, tree, strict=True))
+    if not isinstance(tree, dict):
+        return {above: tree}
+    parts = (_flat(part, f"{above}.{key}".lstrip(".")) for key, part in tree.items())
+    return {path: value for part in parts for path, value in part.items()}
 
 
 @contextlib.contextmanager

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from marft_jax import random_keys, unread
-from marft_jax.config import Algo, Config
+from marft_jax.config import SAMPLED, Algo, Config, Guard
 from marft_jax.errors import BadInput, one_line
 from marft_jax.formats import jsonlines
 from marft_jax.learning.credit import make_credit
@@ -31,7 +31,11 @@ from marft_jax.run.training import Training
 from marft_jax.types import Credit, Episode, OnStep
 
 _ALGO = {field.name for field in dataclasses.fields(Imitation)} - {"name"}
-_GUARD = {"max_kl": None, "min_entropy": None, "reward_drop": None}  # of what the team samples
+_GUARD = {
+    field.name: None
+    for field in dataclasses.fields(Guard)
+    if field.metadata.get("needs") == SAMPLED
+}
 _OF_HELD_OUT = 10  # one of so many is held out
 _MOST = 20  # faults that are shown
 _KEPT = "demonstrations.jsonl"

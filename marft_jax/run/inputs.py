@@ -60,15 +60,20 @@ def inputs_of(config: Config, workflow: str = "", agents: Iterable[Profile] = ()
     return found
 
 
-def check_unchanged(run: Path, now: Inputs) -> None:
-    """Raises ``BadInput`` where a run has checkpoints and began with other data or code."""
-    differing = _changes(_read(run), now) if any(run.glob("checkpoints/*/meta.json")) else []
-    if differing:
+def check_unchanged(run: Path, now: Inputs) -> list[str]:
+    """Returns a line for each file of data or code that a run began with and that has changed.
+
+    Raises:
+        BadInput: there is one, and the run has checkpoints.
+    """
+    differing = _changes(_read(run), now)
+    if differing and any(run.glob("checkpoints/*/meta.json")):
         raise BadInput(
             f"{run} cannot be continued: {'; '.join(differing[:9])}; restore what the run began "
             f"with, or begin a new run with another --run.dir (--lora.init {run} starts it from "
             "the adapters of this run)"
         )
+    return differing
 
 
 def write(run: Path, inputs: Inputs) -> None:

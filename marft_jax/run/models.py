@@ -5,7 +5,10 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
+import logging
 import os
+import tempfile
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -16,6 +19,7 @@ from rich.console import Console
 
 from marft_jax import config as config_lib
 from marft_jax.config import Config, Model, with_context
+from marft_jax.errors import BadInput, reason
 from marft_jax.learning.settings import LearnerSettings, resolve, resolved
 from marft_jax.learning.state_parts import StatePart, find_state_parts
 from marft_jax.models.decoder_config import DecoderConfig
@@ -30,6 +34,8 @@ from marft_jax.team.bases import context_of, models_of
 from marft_jax.team.prompts import Team
 from marft_jax.team.team_files import Blueprint
 from marft_jax.types import MAIN
+
+LOGGER = logging.getLogger("marft_jax")
 
 
 class Devices(NamedTuple):
@@ -71,8 +77,12 @@ class TeamModels(NamedTuple):
     learning: LearnerSettings
     parts: dict[str, StatePart]
 
-    def date(self, started: int) -> None:
-        """Tells chat templates that ask for the date when the run started."""
+    def date(self, started: int | None) -> None:
+        """Tells chat templates that ask for the date when the run started; without a run the date
+        of today, or where no template asks for one, the same always."""
+        if started is None:
+            today = processes.of_first(int(time.time()) // 86400 * 86400)
+            started = today if any(b.tokenizer.shows_date for b in self.bases.values()) else 0
         for base in self.bases.values():
             base.tokenizer.date(started)
 
@@ -114,8 +124,18 @@ def open_devices(mesh: config_lib.Mesh) -> Devices:
     """
     compilation.watch()
     cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    if jax.config.jax_compilation_cache_dir is None:  # pyright: ignore[reportAttributeAccessIssue]
-        jax.config.update("jax_compilation_cache_dir", str(Path(cache) / "marft_jax" / "xla"))
+    usual = str(Path(cache) / "marft_jax" / "xla")
+    programs = jax.config.jax_compilation_cache_dir or usual  # pyright: ignore[reportAttributeAccessIssue]
+    try:
+        os.makedirs(programs, exist_ok=True)
+        tempfile.TemporaryFile(dir=programs).close()
+    except OSError as error:
+        LOGGER.warning(
+            "%s: expected a folder that can be written, got: %s; each start compiles all programs "
+            "anew: name another one in JAX_COMPILATION_CACHE_DIR", programs, reason(error),
+        )  # fmt: skip
+        programs = None
+    jax.config.update("jax_compilation_cache_dir", programs)
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
     processes.start(mesh)
@@ -140,19 +160,26 @@ def load_bases(
             check_targets(shapes, config.lora.targets)
 
     bases = {
-        name: load_onto(devices, model, functools.partial(check, name))
+        name: load_onto(devices, name, model, functools.partial(check, name))
         for name, model in models.items()
     }
     return bases, contexts
 
 
 def load_onto(
-    meshes: tuple[Mesh, ...], model: Model, check: Callable[[DecoderConfig], object] | None = None
+    meshes: tuple[Mesh, ...],
+    name: str,
+    model: Model,
+    check: Callable[[DecoderConfig], object] | None = None,
 ) -> BaseModel:
     """Loads a base onto the devices of the first mesh, with a bar of progress.
 
     Args:
+        name: its name in the team file, ``MAIN`` for that of the settings.
         check: is given the shape before weights are read, and may raise.
+
+    Raises:
+        BadInput: it cannot be loaded; the key of the team file is named where one decides it.
     """
     console = Console(stderr=True, highlight=False, quiet=not processes.is_lead())
     with Progress(f"loading {model.base}", console, " MiB") as progress:
@@ -167,7 +194,13 @@ def load_onto(
                 mesh_lib.check_heads(each, shape.heads)
 
         place, platform = mesh_lib.placer(meshes[0]), meshes[0].devices.flat[0].platform
-        base = load_base(model, place, platform, report, check_shape)
+        try:
+            base = load_base(model, place, platform, report, check_shape)
+        except BadInput as error:
+            if name == MAIN:
+                raise
+            text = str(error).replace("--model.base", "--model.model")
+            raise BadInput(text.replace("--model.", f"--team.file: bases.{name}.")) from error
     base.tokenizer.date(processes.of_first(base.tokenizer.started))
     return base
 

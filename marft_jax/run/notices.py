@@ -49,10 +49,9 @@ def notices(models: TeamModels, able: Capabilities) -> Iterator[str]:
         yield warning
     if models.derived:
         yield f"{FROM_BASE}{', '.join(models.derived)}"
-    objects = [key for key, _ in settings(config) if PYTHON in str(get(config, key))]
-    if flags := [f"--{key}" for key in objects if key != "team.file"]:  # the team is saved
+    if objects := _objects(config):
         yield (
-            f"{', '.join(flags)}: an object of Python, which no command can load; continue, "
+            f"{', '.join(objects)}: an object of Python, which no command can load; continue, "
             "evaluate and export this run with the same calls in Python"
         )
     if not able.repeats:
@@ -65,6 +64,12 @@ def notices(models: TeamModels, able: Capabilities) -> Iterator[str]:
                 f"{base.source} has layers with a recurrent state: prefixes are shared up to a "
                 f"multiple of {base.config.branches} tokens, in sampling and in the update"
             )
+
+
+def _objects(config: Config) -> list[str]:
+    """Returns the flags of settings that are objects of this process; the team is saved."""
+    keys = (key for key, _ in settings(config) if key != "team.file")
+    return [f"--{key}" for key in keys if PYTHON in str(get(config, key))]
 
 
 def first_step_notice(config: Config, programs: int, first: int) -> str:
@@ -83,18 +88,22 @@ def next_steps(config: Config, workflow: str) -> Iterator[str]:
     Args:
         workflow: the workflow that was played; some offer no chat.
     """
-    steps, run = config.run.steps, shlex.quote(config.run.dir)
-    yield f"done: {steps} steps in {config.run.dir}; to go on: --run.steps {2 * steps}"
+    steps, place = config.run.steps, config.run.dir
+    run = shlex.quote(f"./{place}" if place.startswith("-") else place)
+    before = "marft " if Path(sys.argv[0]).name == "marft" else "python -m marft_jax."
+    yield f"done: {steps} steps in {place}; to go on: --run.steps {2 * steps}"
     if config.algo.recorded:
-        yield f"next, with the settings of this start: train --lora.init {run} --run.dir ANOTHER"
-    folder = Path("" if is_address(config.run.dir) else config.run.dir)
-    page = shlex.quote(str(folder / "report.html"))
+        flags = f"--lora.init {run} --run.dir ANOTHER"
+        yield f"next, with the settings of this start: {before}train {flags}"
+    page = shlex.quote(str(Path("" if is_address(place) else place) / "report.html"))
     commands = {
-        "held-out tasks": f"evaluate --run {run}",
-        "ask the team": f"chat --run {run}",
-        "what it wrote": f"report --run {run} --out {page}",
+        "held-out tasks": f"{before}evaluate --run {run}",
+        "ask the team": f"{before}chat --run {run}",
+        "what it wrote": f"{before}report --run {run} --out {page}",
     }
+    if _objects(config):  # no command can load them
+        commands["held-out tasks"] = f"marft_jax.evaluate_team({place!r})"
+        commands["ask the team"] = f"marft_jax.LoadedTeam({place!r}).ask(QUESTION)"
     if workflow in NEED_ENV:
         del commands["ask the team"]
-    before = "marft " if Path(sys.argv[0]).name == "marft" else "python -m marft_jax."
-    yield from (f"  {task + ':':<16}{before}{command}" for task, command in commands.items())
+    yield from (f"  {task + ':':<16}{command}" for task, command in commands.items())

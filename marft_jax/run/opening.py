@@ -26,7 +26,7 @@ from marft_jax.run.loggers import find_loggers
 from marft_jax.run.metrics import Compilations
 from marft_jax.run.models import TeamModels, open_devices, open_models
 from marft_jax.run.notices import greeting, notices
-from marft_jax.run.place import place_of
+from marft_jax.run.place import is_run, place_of
 from marft_jax.run.playing import PlaySetup
 from marft_jax.run.reporters import open_reporter
 from marft_jax.run.samplers import open_sampler
@@ -60,14 +60,17 @@ def open_training(config: Config, *, rehearses: bool = False) -> Iterator[Traini
         place = place_of(config.run.dir, trains=processes.is_lead())
         run_dir = place.path = place.path.absolute()  # an environment may change directories
         enter(disk_errors(run_dir))
+        if processes.is_lead():
+            is_run(run_dir)  # before a lock is made there
         folder = enter(own_directory(place))
+        is_run(folder)  # a bucket is mirrored now
         source = enter(open_source(config.env, "train"))
         curriculum = Curriculum(source, config.env)
         pipeline = Pipeline(ahead=config.rollout.lag > 0)
         workflow = workflow_of(config.team, blueprint)
         evaluation = enter(open_evaluation(config, workflow))
         learns_from = inputs.inputs_of(config, workflow, blueprint.agents)
-        inputs.check_unchanged(run_dir, learns_from)
+        other_inputs = inputs.check_unchanged(run_dir, learns_from)
         models = enter(open_models(config, blueprint, devices))
         sampler = enter(open_sampler(models, folder=folder))
         learner = make_learner(models, open_teaching(models))
@@ -78,8 +81,10 @@ def open_training(config: Config, *, rehearses: bool = False) -> Iterator[Traini
         done, steps, is_lead = int(state.step), models.config.run.steps, processes.is_lead()
         if goes_on := done < steps:
             news += [] if done else set_aside(folder, place.remove)
-            write_settings(folder, models.config, models.blueprint)
+            changed = write_settings(folder, models.config, models.blueprint)
             inputs.write(folder, learns_from)
+            place.push()  # from now on it is a run
+            news += [] if done else [*changed, *other_inputs]
         used = loggers if goes_on and is_lead else []
         console = Console(highlight=False, quiet=not is_lead)
         reporter = enter(open_reporter(folder, steps, used, done, console))

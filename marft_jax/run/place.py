@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from marft_jax.config import Config
+from marft_jax.errors import BadInput
+from marft_jax.formats import documents
 from marft_jax.plugins import load_extra
 from marft_jax.setting import is_address
 
@@ -62,4 +67,46 @@ def place_of(run: str | Path | Place, trains: bool = False) -> Place:
         return run
     if is_address(run):
         return load_extra("run.storage")(str(run), trains)
-    return Place(Path(run))
+    return Place(Path(run).expanduser())
+
+
+def is_run(run: Path) -> bool:
+    """True for a folder in which a run has begun, whether or not a step was saved; False for a new
+    one.
+
+    Raises:
+        BadInput: the folder holds something else, which a run would mix with its own files.
+    """
+    if not run.is_dir() or not os.access(run, os.R_OK | os.X_OK):
+        return False
+    there = {path.name for path in run.iterdir() if holds_something(path)}
+    began = _is_resolved(run / "config.yaml") or any(run.glob("checkpoints/*/meta.json"))
+    began = began or "lock" in there and documents.is_of_run(run / "team.yaml")  # killed since
+    others = sorted(n for n in there - {*_LOCKS} if not n.startswith((".", "unsaved-")))
+    if others and not began:
+        raise BadInput(
+            f"--run.dir {run}: expected a new folder, or one in which a run began, got a folder "
+            f"with {', '.join(others[:3])}{', ...' * (len(others) > 3)}; name another folder"
+        )
+    return began
+
+
+def _is_resolved(file: Path) -> bool:
+    """True for settings that a run wrote: earlier releases wrote no first line, but all sections."""
+    with contextlib.suppress(OSError):
+        lines = file.read_text("utf-8", "replace").splitlines()
+        keys = {line.partition(":")[0] for line in lines}
+        every = {section.name for section in dataclasses.fields(Config)} - {"critic"}
+        return every <= keys or documents.is_of_run(file)
+    return False
+
+
+_LOCKS = "lock", "owner", "adapters"
+"""What a start leaves that ends before it writes its settings."""
+
+
+def holds_something(path: Path) -> bool:
+    """True for a file or folder that is not empty, and for a link to nothing."""
+    if path.is_dir():
+        return os.access(path, os.R_OK) and any(path.iterdir())  # lost+found of a new disk
+    return path.is_symlink() or path.is_file() and path.stat().st_size > 0

@@ -25,7 +25,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.text import Text
 
-from marft_jax.errors import printable
+from marft_jax.errors import logged_to, printable
 from marft_jax.formats import jsonlines
 from marft_jax.run.loggers import MakeWriter, Writer
 from marft_jax.run.progress import clock
@@ -189,17 +189,10 @@ def open_reporter(
     file.handleError = lambda record: None  # metrics.jsonl meets the same full disk, and says so
     file.setFormatter(_OneLine("%(asctime)s %(levelname)s %(message)s"))
     console = console or Console(highlight=False)
-    level, propagate = LOGGER.level, LOGGER.propagate
     with contextlib.ExitStack() as stack:
         stack.callback(file.close)
         reporter = Reporter(run_dir, total_steps, loggers, done, console)
-        LOGGER.setLevel(logging.INFO)
-        LOGGER.propagate = False  # a handler that another package put on the root would repeat it
-        stack.callback(setattr, LOGGER, "propagate", propagate)
-        stack.callback(LOGGER.setLevel, level)
-        for handler in (file, reporter):
-            LOGGER.addHandler(handler)
-            stack.callback(LOGGER.removeHandler, handler)
+        stack.enter_context(logged_to(file, reporter))
         stack.callback(reporter.finish)
         yield reporter
 

@@ -15,7 +15,7 @@ import numpy as np
 from marft_jax.errors import BadInput, RunFailed, Stopped
 from marft_jax.learning.learner import Learner, TrainState
 from marft_jax.run.checkpoints import Checkpoints
-from marft_jax.run.compatibility import changes, identity_of, team_changes
+from marft_jax.run.compatibility import identity_of, setting_changes, team_changes
 from marft_jax.run.guard import Guard, Verdict
 from marft_jax.run.models import TeamModels
 from marft_jax.run.place import Place
@@ -59,9 +59,7 @@ def resume(
     models.date(checkpoints.identity["started"])
     guard.recall(saved.meta["guard"])
     guard.forget_after(done)
-    changed = changes(saved.meta, checkpoints.identity)
-    where = ("mesh.coordinator", "mesh.processes", "mesh.process")  # of this start
-    lines = [f"--{key} was {old}, is {new}" for key, old, new in changed if key not in where]
+    lines = setting_changes(saved.meta["config"], checkpoints.identity["config"])
     lines += team_changes(saved.meta["team"], checkpoints.identity["team"])
     if lines and done >= models.config.run.steps:
         raise BadInput(
@@ -127,8 +125,10 @@ def stopped(run: Training) -> str:
     """Says which step a run that was stopped has saved, and what starting again does."""
     if not (done := run.checkpoints.step):
         return "stopped before a step was finished: nothing is saved; start again to begin anew"
-    where = f"which is saved in {run.config.run.dir}"
-    return f"stopped after step {done}, {where}; start again to continue"
+    is_last, where = done == run.config.run.steps, f"which is saved in {run.config.run.dir}"
+    return f"stopped after step {done}, {where}; " + (
+        "it was the last" if is_last else "start again to continue"
+    )
 
 
 def save_and_close(run: Training) -> str:

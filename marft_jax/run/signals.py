@@ -142,7 +142,7 @@ def _save_and_end(save: Callable[[], str | None]) -> None:
 def _say(text: str) -> None:
     """Prints a line to the log and the display of a run, or to stderr before these are open."""
     with contextlib.suppress(OSError, ValueError):  # a terminal that is gone
-        if LOGGER.handlers:
+        if LOGGER.isEnabledFor(logging.INFO):  # a run is open
             LOGGER.info("%s", text)
         else:
             print(f"marft_jax: {printable(text)}", file=sys.stderr, flush=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 from pathlib import Path
 
 import jax
@@ -54,7 +53,7 @@ def initial_state(models: TeamModels, fresh: TrainState) -> TrainState:
     if run is not None and run.startswith("hub:"):
         run = str(load_extra("lora.hub")(run))
         settings = dataclasses.replace(settings, init=run)
-    place = place_of(os.path.expanduser(run or ""))
+    place = place_of(run or "")
     if run is not None and (place.path / "checkpoints").is_dir():
         with Checkpoints(place, {}, keep=1) as checkpoints:
             saved = checkpoints.restore_adapters()
@@ -81,6 +80,7 @@ def restore_state(
     if run is None:
         if step != "latest":
             raise BadInput(f"--step {step}: only a --run has steps; leave it out")
+        models.date(None)
         return initial_state(models, fresh)
     identity = identity_of(models.config, models.bases, models.team)
     with Checkpoints(run, identity, models.config.run.keep) as checkpoints:
@@ -109,7 +109,7 @@ def open_teaching(models: TeamModels) -> Teaching | None:
     on = tuple(teacher.base or "" if teacher else "" for teacher in team.teachers)
     mesh, named = models.devices.learning, [base for base in on if base]
     bases = {
-        name: models.bases.get(name) or load_onto((mesh,), model)
+        name: models.bases.get(name) or load_onto((mesh,), name, model)
         for name, model in models_of(config.model, models.blueprint.bases, named).items()
     }
     for profile, tokenizer, base in zip(team.profiles, team.tokenizers, on, strict=True):

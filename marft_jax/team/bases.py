@@ -12,7 +12,7 @@ from pydantic.dataclasses import dataclass
 
 from marft_jax.config import Model
 from marft_jax.errors import BadInput
-from marft_jax.setting import Count, Derived, Positive, Section, setting
+from marft_jax.setting import Count, Derived, PathText, Positive, Section, setting
 from marft_jax.types import MAIN
 
 
@@ -24,7 +24,7 @@ class Base(Section):
         pydantic.ValidationError: a field has the wrong type or is out of range.
     """
 
-    model: Annotated[str, Field(min_length=1)] = setting(path=os.path.exists)
+    model: Annotated[PathText, Field(min_length=1)] = setting(path=os.path.exists)
     """Model, as --model.base."""
     dtype: Literal["float32", "bfloat16"] | None = None
     """Dtype of the frozen base and its activations; none: --model.dtype."""

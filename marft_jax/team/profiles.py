@@ -12,7 +12,7 @@ from pydantic.dataclasses import dataclass
 
 from marft_jax import config
 from marft_jax.config import Share, Stops, Temperature
-from marft_jax.setting import Count, Fraction, Natural, Section, setting
+from marft_jax.setting import Count, Fraction, Natural, PathText, Section, setting
 from marft_jax.team.teachers import Teacher
 from marft_jax.tools import check_entry
 from marft_jax.types import Sampling
@@ -68,7 +68,7 @@ class Profile(Section):
     """Name of an adapter that agents share; none: its own adapter."""
     trainable: bool = True
     """Trains its adapter."""
-    init: _Text | None = setting(None, path=bool)
+    init: Annotated[PathText, Field(min_length=1)] | None = setting(None, path=bool)
     """Folder from which its adapter starts, in peft's format; none: a new adapter."""
     reward: _Text | None = setting(None, needs="algo.credit per_step or tree")
     """Its step reward; none: --algo.step_reward."""

@@ -8,7 +8,7 @@ from typing import Annotated
 from pydantic import AfterValidator, Field
 from pydantic.dataclasses import dataclass
 
-from marft_jax.setting import Section, setting
+from marft_jax.setting import PathText, Section, setting
 from marft_jax.types import Episode
 
 _Text = Annotated[str, Field(min_length=1)]
@@ -44,7 +44,7 @@ class Teacher(Section):
     sees: Annotated[str, AfterValidator(_template)] = "own"
     """What it is shown besides the agent's prompt. own: nothing. answer: the correct answer. all:
     the task and the answer. Or a text with {answer} or {state} in it."""
-    init: _Text | None = setting(None, path=bool)
+    init: Annotated[PathText, Field(min_length=1)] | None = setting(None, path=bool)
     """Folder of its adapter, in peft's format; none: the base alone."""
 
     def hint(self, episode: Episode, step: int) -> str | None:

@@ -131,6 +131,10 @@ def load_team(file: str | None) -> Blueprint:
         return Blueprint(BUILT_IN)
     if (team := given_object(file, "--team.file")) is None:
         tree = documents.read(file, "--team.file")
+        if isinstance(tree, dict) and "agents" not in tree and {"run", "algo", "env"} & {*tree}:
+            raise BadInput(
+                f"--team.file {file}: expected a team, got settings; name it by --config"
+            )
         if isinstance(tree, list):
             tree = {"agents": list(map(_modern, tree))}  # pyright: ignore[reportUnknownArgumentType]
         team = with_absolute_paths(read(Blueprint, tree, file), Path(file).parent)

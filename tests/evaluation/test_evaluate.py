@@ -3,13 +3,15 @@
 import contextlib
 import dataclasses
 import json
+import time
+from pathlib import Path
 
 import jax
 import pytest
+import real_bases
 
 from marft_jax import evaluate, train
 from marft_jax.cli import configure
-from marft_jax.config import Config
 from marft_jax.envs import maths
 from marft_jax.errors import BadInput
 from marft_jax.evaluation.benchmarks import BENCHMARKS, plans
@@ -17,6 +19,7 @@ from marft_jax.formats import jsonlines
 from marft_jax.run import answers, evaluating, opening
 from marft_jax.run.models import open_models
 from marft_jax.run.states import restore_state
+from marft_jax.setting import get, replaced, settings, that_decide
 from marft_jax.team.team_files import load_team
 from marft_jax.types import MAIN, StepResult
 
@@ -93,7 +96,8 @@ def test_training_evaluates_on_the_benchmarks_of_the_settings(tmp_path):
     assert left.value.code == 0
     [line] = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
     found = {key: value for key, value in json.loads(line).items() if key.startswith("eval/")}
-    assert found.keys() == {"eval/arithmetic/accuracy", "eval/arithmetic/pass@2"}
+    kinds = "accuracy", "reward", "pass@2"
+    assert found.keys() == {f"eval/arithmetic/{kind}" for kind in kinds}
     assert found["eval/arithmetic/accuracy"] <= found["eval/arithmetic/pass@2"]
 
 
@@ -142,18 +146,46 @@ def key_of(models, adapters, size=8):
     return answers.key_of(models.config, models.bases, models.team, adapters, size)
 
 
-def test_answers_of_any_other_setting_are_others_or_there_is_a_reason(models, adapters):
-    known, tried, wrong = key_of(models, adapters), set(), []
-    for section in (field.name for field in dataclasses.fields(Config)):
-        own = getattr(models.config, section)
-        for name in (field.name for field in dataclasses.fields(own)):
-            changed = dataclasses.replace(own, **{name: another(getattr(own, name))})
-            config = dataclasses.replace(models.config, **{section: changed})
-            same = key_of(models._replace(config=config), adapters) == known
-            tried |= {section, f"{section}.{name}"}
-            if same != bool({section, f"{section}.{name}"} & answers.WITHOUT_EFFECT):
-                wrong.append(f"{section}.{name}")
-    assert not wrong and tried >= answers.WITHOUT_EFFECT
+def test_a_setting_decides_answers_if_and_only_if_it_says_so(models, adapters):
+    known, wrong = key_of(models, adapters), list[str]()
+    deciding = that_decide("answers", models.config)
+    for key, _ in settings(models.config):
+        config = replaced(models.config, key, another(get(models.config, key)))
+        same = key_of(models._replace(config=config), adapters) == known
+        wrong += [key] if same == (key in deciding) else []
+    assert not wrong and {"env.name", "run.seed"} < deciding
+
+
+DATED = "{{ strftime_now('%d %b') }}{% for m in messages %}{{ m['content'] }}</s>{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    "base, template, days, same",
+    [("tiny", None, 9, True), ("directory", None, 0, True), ("directory", None, 9, True),
+     ("gguf", None, 9, True), ("directory", DATED, 0, True), ("directory", DATED, 1, False),
+     ("two", DATED, 0, True), ("two", None, 3, True)],
+)  # fmt: skip
+def test_an_evaluation_of_a_bare_base_has_the_same_key_whenever_it_is_started(
+    tmp_path, monkeypatch, base, template, days, same
+):
+    folder, team = real_bases.directory(tmp_path / "model", 512), None
+    if template is not None:
+        (folder / "chat_template.jinja").write_text(template)
+    if base == "gguf":
+        folder = real_bases.gguf_file(tmp_path / "model.gguf", 512)
+    if base == "two":
+        team = str(tmp_path / "team.yaml")
+        Path(team).write_text(
+            f"bases: {{big: {{model: {folder}}}}}\n"
+            "agents: [{name: a}, {name: b, base: big, answers: true}]"
+        )
+    source = "tiny" if base in ("tiny", "two") else str(folder)
+    config, keys = configure({"model.base": source, "rollout.slots": 2, "team.file": team}), []
+    for now in (1.8e9 // 86400 * 86400 + 60, 1.8e9 // 86400 * 86400 + 7200 + 86400 * days):
+        monkeypatch.setattr(time, "time", lambda now=now: now)
+        with open_models(config, load_team(team)) as opened:
+            keys.append(key_of(opened, restore_state(opened, None).adapters))
+    assert (keys[0] == keys[1]) == same
 
 
 def test_answers_of_another_base_team_or_size_are_others(models, adapters):

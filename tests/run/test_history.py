@@ -33,9 +33,6 @@ def all_files(folder):
         ["transcripts/guard.jsonl", "log.txt"],
         ["metrics.jsonl", "demonstrations.jsonl"],
         ["evaluations/arithmetic-20.jsonl", "evaluations/summary.json"],
-        ["config.yaml"],  # written by hand, where no run began
-        ["team.yaml", "config.yaml"],
-        ["demonstrations.jsonl"],
         ["metrics.jsonl", "checkpoints/20-from-a-copy/state"],
     ],
     ids=" ".join,
@@ -48,9 +45,9 @@ def test_whatever_a_new_run_would_replace_is_moved(tmp_path, names):
         assert f"unsaved-{number}" in line and "no checkpoint" in line
         assert all_files(tmp_path / f"unsaved-{number}") == sorted(names)
     assert set_aside(tmp_path) == []
-    assert sorted(p.name for p in tmp_path.iterdir()) == [
-        "lock", "rows.csv", "unsaved-1", "unsaved-2",
-    ]  # fmt: skip
+    kept = {"config.yaml", "team.yaml", "inputs.json", "demonstrations.jsonl"} & {*names}
+    there = {p.name for p in tmp_path.iterdir()}
+    assert there == {"lock", "rows.csv", "unsaved-1", "unsaved-2", *kept}
 
 
 def test_a_start_that_ended_before_its_first_step_leaves_nothing_to_keep(tmp_path):

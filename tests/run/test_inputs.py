@@ -129,8 +129,10 @@ def test_a_run_without_a_checkpoint_or_of_the_release_before_takes_what_is_there
         (run / "inputs.json").write_text(broken)
         inputs.check_unchanged(run, kept_of(config_of()))
     (run / "kept").rename(run / "inputs.json")
+    now = kept_of(config_of())
     (run / "checkpoints" / "1" / "meta.json").unlink()
-    inputs.check_unchanged(run, kept_of(config_of()))
+    [line] = inputs.check_unchanged(run, now)
+    assert "rows.jsonl" in line
 
 
 @pytest.mark.parametrize(

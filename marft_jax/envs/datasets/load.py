@@ -19,7 +19,7 @@ from marft_jax.envs.base import QuestionSettings, Split, Task, held_out
 from marft_jax.envs.datasets.rows import SUFFIXES, LeftOut, rows_of, spelled
 from marft_jax.envs.datasets.tasks import Row, as_task
 from marft_jax.errors import BadInput, printable
-from marft_jax.setting import Count, Fraction, Positive, setting
+from marft_jax.setting import Count, Fraction, PathText, Positive, setting
 
 _ROUND = 10_000  # positions after which the sources take turns as before
 _FILTER = re.compile(r"([^=!<>]+?)\s*(!=|<=|>=|=)\s*(.*)")
@@ -30,12 +30,12 @@ _COMPARE = {"<=": operator.le, ">=": operator.ge}
 class RowSettings(QuestionSettings):
     """Settings of an environment whose tasks are rows of data."""
 
-    data: tuple[str, ...] = setting((), path=os.path.isfile)
+    data: tuple[PathText, ...] = setting((), path=os.path.isfile)
     """Tasks to train on: .json, .jsonl, .parquet or .csv files, or hub ids as
     owner/name[/subset][:split]."""
     weights: tuple[Positive, ...] = setting((), needs="env.data")
     """Share of the training tasks for each source in `data`; none: every task is equally likely."""
-    eval_data: tuple[str, ...] = setting((), path=os.path.isfile)
+    eval_data: tuple[PathText, ...] = setting((), path=os.path.isfile)
     """Tasks to evaluate on, as in `data`; none: the fraction `holdout` of `data`."""
     holdout: Fraction = setting(0.1, needs="env.eval_data none")
     filters: tuple[str, ...] = ()

@@ -50,7 +50,7 @@ def rows_of(source: str) -> Iterator[tuple[str, Any]]:
     if (given := given_object(source, "--env.data")) is not None:
         yield from ((f"row {i}", row) for i, row in enumerate(_of_python(given), 1))
         return
-    path = Path(source).expanduser()
+    path = Path(source)
     if (suffix := path.suffix.lower()) in SUFFIXES or path.exists():
         if suffix not in SUFFIXES or path.exists() and not path.is_file():
             raise BadInput(f"{source}: expected a file {', '.join(SUFFIXES)}, or a hub id")

@@ -134,7 +134,7 @@ def _for_everyone(folder: Path) -> None:
 
 def _portable(source: str) -> str:
     """Names a base for elsewhere: its hub id, or the name of its file or folder alone."""
-    path = Path(source).expanduser()
+    path = Path(source)
     return path.resolve().name if source != "tiny" and path.exists() else source
 
 

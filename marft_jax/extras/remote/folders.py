@@ -30,7 +30,7 @@ class Folders:
     def __init__(self, place: str | None, run: Path | None, process: str) -> None:
         here, _, there = (place or "").partition("=")
         temporary = tempfile.mkdtemp(prefix="marft-adapters-") if not here and run is None else ""
-        own = Path(here or temporary or f"{run}/adapters").expanduser().absolute()
+        own = Path(here or temporary or f"{run}/adapters").absolute()
         self._salt, self._written = os.urandom(8), 0
         self._run = hashlib.sha256(process.encode() or self._salt).hexdigest()[:8]
         try:

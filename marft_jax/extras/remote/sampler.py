@@ -28,7 +28,7 @@ from marft_jax.extras.remote.server import NoAnswer, Server
 from marft_jax.sampling import Capabilities, Completion, Request, Sampler
 from marft_jax.sampling.protocol import AdaptersOfBases
 from marft_jax.sampling.settings import Matrices, SamplerSetup
-from marft_jax.setting import Count
+from marft_jax.setting import Count, PathText
 
 LOGGER = logging.getLogger("marft_jax")
 
@@ -47,7 +47,7 @@ class HttpSettings(RolloutSettings):
     urls: tuple[str, ...] = ()
     """Addresses of the servers, as http://host:8000. If they ask for a key, it is read from the
     variable SAMPLER_API_KEY."""
-    sampler_folder: str | None = None
+    sampler_folder: PathText | None = None
     """Folder in which the servers find adapters; HERE=THERE where they see it as THERE; none:
     `adapters` in the run directory."""
     at_once: Count = 64

@@ -9,11 +9,12 @@ import statistics
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from marft_jax.config import Config
 from marft_jax.extras.report.reading import Row, RunRecord, defaults, moment
 from marft_jax.formats import jsonlines
 from marft_jax.run.reporters import clock
+from marft_jax.setting import that_decide
 
-_PLACES = ("run.dir", "team.file")  # differ in every run
 _MOST = 50  # events and warnings that are shown
 _MOST_POINTS = 60  # of the small curve
 
@@ -59,7 +60,7 @@ class Setting(NamedTuple):
     def changed(self) -> str:
         """``auto`` or ``given`` if a value differs from a default that is auto or not; else ""."""
         differs = any(value not in ("", self.default) for value in self.values)
-        kept = self.key in _PLACES or not differs
+        kept = self.key in that_decide("start", Config) or not differs
         return "" if kept else "auto" if self.derived or self.default == "auto" else "given"
 
 

@@ -8,16 +8,20 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from marft_jax.config import Config
 from marft_jax.extras.report.reading import RunRecord
+from marft_jax.setting import that_decide
 
 _NUMBERS = 500_000  # in all curves of a page
 _POINTS = 2000  # of a curve, at most
-_OWN = ("run.seed", "run.dir", "mesh.coordinator")  # settings in which seeds of one run differ
+_OWN = {"run.seed"} | that_decide("start", Config)
+"""Settings in which seeds of one run differ."""
 
 MEANINGS = {
     "reward/mean": "mean reward of an episode",
     "agent/*/reward": "mean reward of an agent",
     "eval/*/accuracy": "accuracy on held-out tasks",
+    "eval/*/reward": "mean reward on held-out tasks",
     "eval/*/won": "share of games won",
     "eval/*/exploitability": "exploitability: distance from an equilibrium",
     "eval/*/elo": "rating among the run's checkpoints",

@@ -319,6 +319,11 @@ class Tokenizer:
         environment = chat_template_utils._compile_jinja_template(source).environment
         return meta.find_undeclared_variables(environment.parse(source))
 
+    @property
+    def shows_date(self) -> bool:
+        """True for a template that writes the date into prompts."""
+        return "strftime_now" in str(self._tokenizer.chat_template)
+
     def date(self, started: int) -> None:
         """Sets the moment whose date (UTC) a template shows: that of a run's start, because a
         prompt must not change while a run goes on."""

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from marft_jax.errors import BadInput, reason
+from marft_jax.errors import BadInput, one_line, reason
 from marft_jax.formats.foreign import read_settings
 from marft_jax.models import config_json
 from marft_jax.models.decoder_config import DecoderConfig
@@ -67,7 +67,7 @@ def _locate(base: str, wanted: Sequence[str] = _WANTED) -> Path | None:
     Raises:
         BadInput: it is none of these, or the hub does not give it.
     """
-    path = Path(base).expanduser()
+    path = Path(base)
     if base == "tiny":
         return None
     if path.is_dir() or (_format_of(path) in EXTRAS and path.is_file()):
@@ -139,8 +139,9 @@ def _download(hub_id: str, wanted: Sequence[str]) -> Path:
         return Path(found)
     except Exception as error:  # network and hub errors of several libraries
         raise BadInput(
-            f"--model.base: {hub_id!r} is no file or directory here, and its download failed: "
-            f"{reason(error)}"
+            f"--model.base: {hub_id!r} is no file or directory here, and the hub gives none "
+            f"({one_line(reason(error), 120)}); check the name, or fetch it elsewhere with "
+            "scripts/fetch_model.py"
         ) from error
 
 
