@@ -92,7 +92,7 @@ def is_run(run: Path) -> bool:
 
 
 def _is_resolved(file: Path) -> bool:
-    """True for settings that a run wrote: earlier releases wrote no first line, but all sections."""
+    """True for settings that a run wrote: with our first line, or with all sections."""
     with contextlib.suppress(OSError):
         lines = file.read_text("utf-8", "replace").splitlines()
         keys = {line.partition(":")[0] for line in lines}
