@@ -194,6 +194,4 @@ def test_a_finished_run_says_what_cannot_change_of_it(here, flags, capsys):
 
 def test_faults_of_the_main_base_keep_their_name():
     with pytest.raises(BadInput, match="--model.base"):
-        models.load_onto(
-            models.open_devices(Mesh()), models.MAIN, cli.parse(["--model.base", "no"]).model
-        )
+        models.load_onto(models.open_devices(Mesh()), cli.parse(["--model.base", "no"]).model)

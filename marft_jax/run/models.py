@@ -160,7 +160,7 @@ def load_bases(
             check_targets(shapes, config.lora.targets)
 
     bases = {
-        name: load_onto(devices, name, model, functools.partial(check, name))
+        name: load_onto(devices, model, functools.partial(check, name), name)
         for name, model in models.items()
     }
     return bases, contexts
@@ -168,15 +168,15 @@ def load_bases(
 
 def load_onto(
     meshes: tuple[Mesh, ...],
-    name: str,
     model: Model,
     check: Callable[[DecoderConfig], object] | None = None,
+    name: str = MAIN,
 ) -> BaseModel:
     """Loads a base onto the devices of the first mesh, with a bar of progress.
 
     Args:
-        name: its name in the team file, ``MAIN`` for that of the settings.
         check: is given the shape before weights are read, and may raise.
+        name: its name in the team file, ``MAIN`` for that of the settings.
 
     Raises:
         BadInput: it cannot be loaded; the key of the team file is named where one decides it.

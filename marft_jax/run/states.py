@@ -109,7 +109,7 @@ def open_teaching(models: TeamModels) -> Teaching | None:
     on = tuple(teacher.base or "" if teacher else "" for teacher in team.teachers)
     mesh, named = models.devices.learning, [base for base in on if base]
     bases = {
-        name: models.bases.get(name) or load_onto((mesh,), name, model)
+        name: models.bases.get(name) or load_onto((mesh,), model, None, name)
         for name, model in models_of(config.model, models.blueprint.bases, named).items()
     }
     for profile, tokenizer, base in zip(team.profiles, team.tokenizers, on, strict=True):

@@ -131,7 +131,7 @@ def load_team(file: str | None) -> Blueprint:
         return Blueprint(BUILT_IN)
     if (team := given_object(file, "--team.file")) is None:
         tree = documents.read(file, "--team.file")
-        if isinstance(tree, dict) and "agents" not in tree and {"run", "algo", "env"} & {*tree}:
+        if _are_settings(tree):
             raise BadInput(
                 f"--team.file {file}: expected a team, got settings; name it by --config"
             )
@@ -141,6 +141,11 @@ def load_team(file: str | None) -> Blueprint:
     if fault := next(_faults(team), None):
         raise BadInput(f"{file}: {fault}")
     return team
+
+
+def _are_settings(tree: Any) -> bool:
+    is_team = not isinstance(tree, dict) or "agents" in tree
+    return not is_team and any(section in tree for section in ("run", "algo", "env"))
 
 
 def _faults(team: Blueprint) -> Iterator[str]:
