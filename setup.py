@@ -23,6 +23,7 @@ CORE = [
     "qwix>=0.1.8",
     "huggingface_hub>=1.0",
     "httpx>=0.28",
+    "openai>=2",
     "jinja2>=3.1",
     "filelock>=4.2",
     "pyarrow>=21",
@@ -73,7 +74,6 @@ EXTRAS = {
     # what scripts/programs is written for; its tests run where it is installed. Not beside
     # `verifiers`: packages of the two want openai 3 and openai 2
     "programs": [
-        "openai>=2",
         "langgraph>=1",
         "langchain>=1",
         "langchain-openai>=1",

@@ -88,8 +88,8 @@ _LENGTHS = ["--model.context=256", "--team.max_new_tokens=24"]  # on any base, t
 def rollout(rounds: int, flags: list[str]) -> None:
     """Plays the same team as its own workflow and as a program, in turn."""
     from marft_jax import cli
+    from marft_jax.background import DaemonThreads
     from marft_jax.envs.base import open_source
-    from marft_jax.envs.threads import DaemonThreads
     from marft_jax.run.models import open_models
     from marft_jax.run.playing import PlaySetup, make_player
     from marft_jax.run.samplers import open_sampler

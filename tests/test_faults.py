@@ -14,8 +14,8 @@ import small
 from scripted import Scripted
 
 from marft_jax import cli, train_team
+from marft_jax.background import DaemonThreads
 from marft_jax.envs.base import settings_type
-from marft_jax.envs.threads import DaemonThreads
 from marft_jax.errors import BadInput, EpisodesFailed, Stopped
 from marft_jax.formats import jsonlines
 from marft_jax.learning.credit import make_credit

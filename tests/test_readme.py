@@ -23,8 +23,8 @@ import yaml
 from scripted import Scripted
 
 from marft_jax import cli, setting
+from marft_jax.background import DaemonThreads
 from marft_jax.envs.base import BUILT_IN
-from marft_jax.envs.threads import DaemonThreads
 from marft_jax.learning.algorithms import Algorithm
 from marft_jax.learning.settings import SETTINGS, Appo
 from marft_jax.rollout.rollout import Rollout

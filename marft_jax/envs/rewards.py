@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from marft_jax.background import finished
 from marft_jax.envs.base import Grade
 from marft_jax.errors import BadInput, place
 from marft_jax.plugins import load_function, number_of
@@ -60,9 +60,4 @@ def _load(name: str) -> tuple[str, Callable[..., Any], float]:
 
 
 def _paid(what: str, function: Callable[..., Any], text: str, row: Mapping[str, Any]) -> float:
-    value = function(text, dict(row))
-    return number_of(what, asyncio.run(_awaited(value)) if inspect.isawaitable(value) else value)
-
-
-async def _awaited(value: Any) -> Any:
-    return await value
+    return number_of(what, finished(function(text, dict(row))))

@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Generator
-from concurrent.futures import Executor, Future
+from concurrent.futures import Executor
 from typing import Any, Generic, TypeVar
 
 from marft_jax.errors import place
@@ -19,25 +19,6 @@ from marft_jax.plugins import Failure, failure_of
 _T = TypeVar("_T")
 
 _MOMENT = 1.0  # seconds: the next call in turn does not wait longer for the one before it
-
-
-class DaemonThreads(Executor):
-    """Runs each call in a daemon thread of its own: Python does not wait for one that hangs."""
-
-    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        """Starts ``fn(*args, **kwargs)``; its future holds what it returns or raises."""
-        future: Future[Any] = Future()
-
-        def run() -> None:
-            if not future.set_running_or_notify_cancel():
-                return
-            try:
-                future.set_result(fn(*args, **kwargs))
-            except BaseException as error:
-                future.set_exception(error)
-
-        threading.Thread(target=run, name="environment", daemon=True).start()
-        return future
 
 
 class Wait(Generic[_T]):
@@ -63,17 +44,25 @@ class UserCall(Wait[_T]):
         run: the call; what it raises becomes a failure.
         seconds: how long it may take; None for ever.
         serialised: the player waits for it at once, before it samples again.
+        notify: called when there is something new.
 
     Attributes:
+        blocked: it goes on only when others do; nobody waits for it.
         is_over: it returned ``value``, or failed with ``failure``.
         began, ended: set when its thread begins and ends it.
         started: when it began, in ``time.monotonic`` seconds; NaN before that.
     """
 
     def __init__(
-        self, what: str, run: Callable[[], _T], seconds: float | None, serialised: bool = False
+        self,
+        what: str,
+        run: Callable[[], _T],
+        seconds: float | None,
+        serialised: bool = False,
+        notify: Callable[[], None] = lambda: None,
     ) -> None:
         self._what, self._run, self._seconds, self.serialised = what, run, seconds, serialised
+        self.notify, self.blocked = notify, False
         self._thread = 0
         self.began, self.ended = threading.Event(), threading.Event()
         self.is_over, self.started = False, float("nan")
@@ -83,15 +72,27 @@ class UserCall(Wait[_T]):
         """Runs it in this thread, unless it was given up before it began."""
         self.started, self._thread = time.monotonic(), threading.get_ident()
         self.began.set()
-        value = failure = None
+        value = error = None
         try:
             value = None if self.is_over else self._run()
-        except BaseException as error:  # sys.exit too: it ends an episode, not the run
-            failure = failure_of(error)
+        except BaseException as raised:  # sys.exit too: it ends an episode, not the run
+            error = raised
         del self._run  # what only it holds is dropped here
+        self.end(value, error)
+
+    def end(self, value: Any, error: BaseException | None = None) -> None:
+        """Ends it with a value or an error, unless it was given up."""
         if not self.is_over:
-            self.value, self.failure, self.is_over = value, failure, True
+            self.value, self.failure = value, error and failure_of(error)
+            self.is_over = True
         self.ended.set()
+        self.notify()
+
+    def set_blocked(self, blocked: bool) -> None:
+        """Says whether only others can end it."""
+        if blocked != self.blocked:
+            self.blocked = blocked
+            self.notify()
 
     def has_taken(self, seconds: float | None) -> bool:
         """True when it has been running for that long."""
@@ -120,16 +121,13 @@ class Calls:
     Args:
         threads: where they run.
         seconds: how long each may take; None for ever.
-        side_by_side: serialised calls run side by side, too.
 
     Attributes:
         ended: set when a call ends.
     """
 
-    def __init__(
-        self, threads: Executor, seconds: float | None, side_by_side: bool = False
-    ) -> None:
-        self.threads, self.seconds, self._side_by_side = threads, seconds, side_by_side
+    def __init__(self, threads: Executor, seconds: float | None) -> None:
+        self.threads, self.seconds = threads, seconds
         self._all = list[UserCall[Any]]()
         self._last: UserCall[Any] | None = None
         self.ended = threading.Event()
@@ -139,12 +137,21 @@ class Calls:
     ) -> UserCall[_T]:
         """Starts a call; if it is serialised, after the serialised calls that were started before
         it."""
-        call = UserCall(what, functools.partial(run, *args), self.seconds, serialised)
+        run = functools.partial(run, *args)
+        call = UserCall(what, run, self.seconds, serialised, self.ended.set)
         self._all.append(call)
         before = None
-        if serialised and not self._side_by_side:
+        if serialised:
             before, self._last = self._last, call
         self.threads.submit(self._run, call, before)
+        return call
+
+    def watch(self, what: str, begin: Callable[[UserCall[Any]], None]) -> UserCall[Any]:
+        """Waits for users' code that runs elsewhere; ``begin`` is given what it is to end."""
+        call: UserCall[Any] = UserCall(what, lambda: None, self.seconds, notify=self.ended.set)
+        call.started = time.monotonic()
+        self._all.append(call)
+        begin(call)
         return call
 
     def wait(self, seconds: float) -> None:
@@ -159,4 +166,3 @@ class Calls:
             before.began.wait()
             before.ended.wait(_MOMENT)
         call.run()
-        self.ended.set()

@@ -1,10 +1,24 @@
-"""Names that a local server answers to, against DNS rebinding: a page of another site can make its
-own name lead to this machine, but then its name stands in the ``Host`` of what it sends."""
+"""Names and addresses of machines: which a local server answers to, and how others are reached.
+
+A local server checks names against DNS rebinding: a page of another site can make its own name lead
+to this machine, but then its name stands in the ``Host`` of what it sends.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import ipaddress
+import os
 import re
+import urllib.request
 from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from marft_jax.errors import BadInput, reason
+
+if TYPE_CHECKING:
+    import httpx
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _HOST = re.compile(r"(?:([\w.-]*\w)\.?|\[?([\da-f.]*:[\da-f:.]*:[\da-f:.]*?)\]?)(?:(?<!:):\d*)?")
@@ -23,3 +37,56 @@ def name_of(host: str) -> str:
 def is_known(header: str, names: Sequence[str] = ()) -> bool:
     """True for a ``Host`` with a name of the loopback address, or one of these."""
     return bool(name := name_of(header)) and name in {*LOOPBACK, *map(name_of, names)}
+
+
+def url_of(host: str, port: int, path: str = "") -> str:
+    """Makes the URL of a server.
+
+    >>> url_of("::1", 80, "/v1")
+    'http://[::1]:80/v1'
+    """
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}{path}"
+
+
+def transport_to(url: str, **given: Any) -> httpx.AsyncHTTPTransport:
+    """Makes what carries requests to an address, through the proxy that the environment names.
+
+    Raises:
+        BadInput: a variable of the environment names no proxy, or no certificates.
+    """
+    import httpx
+
+    name = _proxy_for(url)
+    proxy = os.environ.get(name, "")
+    proxy = f"http://{proxy}" if proxy and "://" not in proxy else proxy or None
+    try:
+        return httpx.AsyncHTTPTransport(verify=url.startswith("https"), proxy=proxy, **given)
+    except OSError as error:
+        names = [name for name in ("SSL_CERT_FILE", "SSL_CERT_DIR") if name in os.environ]
+        where = " ".join(f"{name} {os.environ[name]}" for name in names)
+        raise BadInput(f"{where}: cannot read certificates: {reason(error)}") from error
+    except (ValueError, httpx.InvalidURL, ImportError) as error:
+        what = f"expected the URL of a proxy, got {os.environ[name]!r:.80} ({reason(error)})"
+        raise BadInput(f"{name}: {what}; correct it, or name the host in NO_PROXY") from error
+
+
+def _proxy_for(url: str) -> str:
+    """Names the variable of the environment with the proxy for an address; "" where there is none,
+    as for addresses of this machine and those in NO_PROXY."""
+    found, parts = urllib.request.getproxies_environment(), urlsplit(url)
+    host, kind = parts.hostname or "", next((k for k in (parts.scheme, "all") if found.get(k)), "")
+    near = [*found.get("no", "").split(","), "localhost", "127.0.0.0/8", "::1"]
+    if not kind or any(_covers(entry.strip().lower(), host) for entry in near):
+        return ""
+    return next(name for name in os.environ if name.lower() == f"{kind}_proxy")
+
+
+def _covers(entry: str, host: str) -> bool:
+    """True for an entry of NO_PROXY that is a host, one of its parents, its network, or any."""
+    if entry == "*":
+        return True
+    with contextlib.suppress(ValueError):
+        network = ipaddress.ip_network(entry.strip("[]"), strict=False)
+        return ipaddress.ip_address(host) in network
+    entry = re.sub(r":\d+$", "", entry).strip("[]").removeprefix("*.").lstrip(".")
+    return bool(entry) and f".{host}".endswith(f".{entry}")

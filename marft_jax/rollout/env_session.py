@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from marft_jax.background import finished
 from marft_jax.envs.base import Env
 from marft_jax.envs.threads import Calls
 from marft_jax.errors import BadInput, place
 from marft_jax.models.tokenizers.tokenizer import Message
 from marft_jax.plugins import result_of, shown, text_of
 from marft_jax.team.prompts import ContextFull, Team
-from marft_jax.team.protocol import Step, check_acts, check_step
+from marft_jax.team.protocol import Pause, Step, check_acts, check_step
 from marft_jax.team.workflows import Workflow
 from marft_jax.tools import EpisodeTools, find_calls, messages_of
 from marft_jax.types import Act, AnsweredCall, StepResult, Turn
@@ -44,7 +45,7 @@ class EnvSession:
     return plain values.
 
     Attributes:
-        call: starts a call of users' code, see ``Calls.start``.
+        call, watch: wait for users' code, see ``Calls.start`` and ``Calls.watch``.
         task: number of the task.
         players: in a game, the player of each agent, by its name.
     """
@@ -52,7 +53,8 @@ class EnvSession:
     def __init__(
         self, team: Team, create_env: Callable[[], Env], calls: Calls, limits: Limits
     ) -> None:
-        self._team, self._create, self.limits, self.call = team, create_env, limits, calls.start
+        self._team, self._create, self.limits = team, create_env, limits
+        self.call, self.watch = calls.start, calls.watch
         self._env: Any = None
         self._generator: Any = None
         self._tools = EpisodeTools(calls.threads)
@@ -71,7 +73,7 @@ class EnvSession:
 
     def start(
         self, workflow: Callable[[Team, str], Workflow], observation: str
-    ) -> list[Act] | Step | End:
+    ) -> list[Act] | Step | Pause | End:
         """Starts the workflow, and returns what it wants first."""
         self._workflow, team = workflow, self._team
         if getattr(self._env, "view", None) is not None:
@@ -91,11 +93,13 @@ class EnvSession:
             )
         return self.go_on(None, (), 0)
 
-    def go_on(self, answer: Any, turns: Sequence[Turn], first: int) -> list[Act] | Step | End:
+    def go_on(
+        self, answer: Any, turns: Sequence[Turn], first: int
+    ) -> list[Act] | Step | Pause | End:
         """Sends the workflow an answer, and returns what it wants next.
 
         Args:
-            answer: turns of its acts, or the result of its step.
+            answer: turns of its acts, the result of its step, or the value of its pause.
             turns: all turns of the episode so far.
             first: index of the first turn of this step.
         """
@@ -112,6 +116,8 @@ class EnvSession:
             return End("context")
         if isinstance(answer, StepResult) and answer.done:
             return End()  # whatever the workflow wants
+        if isinstance(wanted, Pause):
+            return wanted
         try:
             if isinstance(wanted, Step):
                 return check_step(wanted, turns, first)
@@ -130,7 +136,7 @@ class EnvSession:
             acted: names of the agents that acted in this step; they alone may be rewarded, but
                 for the players of a game.
         """
-        answer = self._env.step(turns)
+        answer = finished(self._env.step(turns))
         try:
             result = result_of(answer, {*self.players, *self.players.values()} or acted)
         except BadInput as error:
@@ -191,7 +197,7 @@ class EnvSession:
 
 def _text(what: str, code: Callable[..., Any], *given: Any, or_none: bool = False) -> Any:
     """Calls users' code that returns a text, and checks it."""
-    answer = code(*given)
+    answer = finished(code(*given))
     try:
         return None if or_none and answer is None else text_of(what, answer)
     except BadInput as error:

@@ -16,7 +16,7 @@ from marft_jax.rollout.env_session import End, EnvSession
 from marft_jax.rollout.rounds import together
 from marft_jax.sampling.stops import text_of
 from marft_jax.team.prompts import Team
-from marft_jax.team.protocol import Step
+from marft_jax.team.protocol import Pause, Step
 from marft_jax.team.workflows import Workflow
 from marft_jax.types import Act, Branch, Episode, Sample, StepResult, Turn
 
@@ -50,6 +50,8 @@ async def play_episode(
             first = len(turns)
             if branch and branch.stops and first > branch.turn:
                 break
+        elif isinstance(wanted, Pause):
+            answer = await env.watch("the program", wanted.begin)
         elif len(turns) + len(wanted) > env.limits.turns:
             wanted = End("turns")
             break

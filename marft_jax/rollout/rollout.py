@@ -18,7 +18,7 @@ from marft_jax.rollout.episode import play_episode
 from marft_jax.rollout.rounds import Rounds
 from marft_jax.sampling.protocol import Sampler
 from marft_jax.team.prompts import Team
-from marft_jax.team.workflows import SIDE_BY_SIDE, Workflow, find_workflow
+from marft_jax.team.workflows import Workflow, find_workflow
 from marft_jax.types import Episode, FailedEpisode, Played, Sample
 
 LOGGER = logging.getLogger("marft_jax")
@@ -87,7 +87,7 @@ class Rollout:
             RunFailed: the sampler cannot show which adapters sampled.
             Stopped: ``stop`` returned True.
         """
-        calls = Calls(self.threads, self.step_seconds, self.workflow in SIDE_BY_SIDE)
+        calls = Calls(self.threads, self.step_seconds)
         episodes = [self._play(sample, step, calls) for sample in samples]
         ended, waited_s = Rounds(self.sampler, calls, self.stop).run(episodes, self.report)
         calls.wait(_CLOSE_SECONDS)

@@ -159,7 +159,7 @@ class Rounds:
             settled = {call for call in due if call.is_settled()}
             left = [call for call in due if call not in settled]
             idle = not self._asked and not settled and len(due) == len(self._waiting())
-            if not left or not idle and self._hang(left):
+            if not left or not idle and self._hang([call for call in left if not call.blocked]):
                 break
             self._calls.ended.wait(_LOOK_SECONDS)
         for own in self._running:
@@ -170,7 +170,7 @@ class Rounds:
     def _hang(self, left: Sequence[UserCall[Any]]) -> bool:
         """True where all these calls seem to hang."""
         if self._calls.seconds is None:
-            return False
+            return not left
         patience = self._calls.seconds * _PATIENCE
         if any(call.has_taken(patience) for call in self._waiting()):
             patience = min(patience, _PATIENCE_SECONDS)

@@ -9,9 +9,9 @@ from pathlib import Path
 
 from rich.console import Console
 
+from marft_jax.background import DaemonThreads
 from marft_jax.config import Config
 from marft_jax.envs.base import open_source
-from marft_jax.envs.threads import DaemonThreads
 from marft_jax.learning.checking import check_team, check_training
 from marft_jax.learning.state import TrainState
 from marft_jax.parallel import processes

@@ -5,11 +5,12 @@ The rest of a rollout relies on the checks made here.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeGuard
 
 import numpy as np
 
+from marft_jax.envs.threads import UserCall
 from marft_jax.errors import BadInput
 from marft_jax.plugins import info_of, shown, text_of
 from marft_jax.setting import checked
@@ -30,6 +31,16 @@ class Step(NamedTuple):
     turns: Sequence[Turn]
     info: Mapping[str, Any] = {}
     graded: Sequence[Turn] | None = None
+
+
+class Pause(NamedTuple):
+    """Wait for code that runs elsewhere, such as a program.
+
+    Attributes:
+        begin: is given the call that it is to end (``UserCall.end``).
+    """
+
+    begin: Callable[[UserCall[Any]], None]
 
 
 def check_acts(acts: Any, team: Team, turns: int, most: int) -> list[Act]:

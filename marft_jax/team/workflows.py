@@ -171,8 +171,6 @@ WORKFLOWS: dict[str, Callable[[Team, str], Workflow]] = {
 
 NEED_ENV = ("program", "players")
 """Workflows that need a special environment, not only questions."""
-SIDE_BY_SIDE = (_program,)
-"""Workflows that wait for other processes; those of all episodes run at the same time."""
 
 
 def find_workflow(name: str) -> Callable[[Team, str], Workflow]:

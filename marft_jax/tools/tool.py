@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import functools
 import inspect
@@ -13,6 +12,7 @@ from typing import Any, NamedTuple
 from pydantic import ConfigDict, TypeAdapter, ValidationError, validate_call
 from pydantic.dataclasses import dataclass
 
+from marft_jax.background import finished
 from marft_jax.errors import BadInput, reason
 from marft_jax.setting import Count, NonNegative, Seconds, fault_of
 
@@ -97,8 +97,7 @@ def function_source(function: Callable[..., Any], options: Options, where: str) 
 
     @functools.wraps(function)
     def plain(*given: Any, **named: Any) -> Any:
-        answer = function(*given, **named)
-        return asyncio.run(answer) if inspect.iscoroutine(answer) else answer
+        return finished(function(*given, **named))
 
     own: Any = getattr(function, "func", function)  # of a partial
     description, name = inspect.getdoc(own), getattr(own, "__name__", type(own).__name__)

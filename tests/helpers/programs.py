@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 
@@ -9,7 +10,7 @@ import small
 from scripted import Scripted
 from transformers import PreTrainedTokenizerFast
 
-from marft_jax.envs.threads import DaemonThreads
+from marft_jax.background import DaemonThreads, users_loop
 from marft_jax.extras.gateway import program
 from marft_jax.models.tokenizers import tokenizer
 from marft_jax.rollout.rollout import Rollout
@@ -64,7 +65,7 @@ def play(
     if over is not None:
         over.set()
     deadline = time.monotonic() + 60
-    while any(thread.name in ("program", "endpoint") for thread in threading.enumerate()):
+    while "program" in [t.name for t in threading.enumerate()] or asyncio.all_tasks(users_loop()):
         assert time.monotonic() < deadline, "a program or the endpoint is left"
         time.sleep(0.01)
     return played, engine

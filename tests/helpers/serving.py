@@ -23,6 +23,8 @@ from marft_jax.run.states import restore_state
 from marft_jax.team.team_files import load_team
 
 KEY = "a key"
+OF_THE_PROCESS = ("signals", "async code")
+"""Threads that stay."""
 
 
 def saved_run(folder, team=None):
@@ -66,7 +68,7 @@ def served(run, config=None, **given):
                 thread.join(30)
         assert not thread.is_alive()
     deadline = time.monotonic() + 60
-    while left := {t for t in set(threading.enumerate()) - before if t.name != "signals"}:
+    while left := {t for t in set(threading.enumerate()) - before if t.name not in OF_THE_PROCESS}:
         assert time.monotonic() < deadline, left
         time.sleep(0.05)
 

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 import small
 
+from marft_jax.background import DaemonThreads
 from marft_jax.cli import configure
-from marft_jax.envs.threads import DaemonThreads
 from marft_jax.learning import batch
 from marft_jax.learning.credit import groups_with_signal, make_credit
 from marft_jax.parallel import compilation

@@ -10,7 +10,7 @@ import small
 from scripted import Scripted
 from test_recorded import DIAMOND, THREE, Lookup
 
-from marft_jax.envs.threads import DaemonThreads
+from marft_jax.background import DaemonThreads
 from marft_jax.errors import BadInput
 from marft_jax.rollout.rollout import Rollout
 from marft_jax.team.team_files import Blueprint

@@ -11,8 +11,8 @@ from scripted import END, Scripted, Slow
 
 from configs.studies.plan_path import PlanPath, Simulated
 from configs.studies.products import Products
+from marft_jax.background import DaemonThreads
 from marft_jax.envs import arithmetic
-from marft_jax.envs.threads import DaemonThreads
 from marft_jax.errors import BadInput
 from marft_jax.formats import jsonlines
 from marft_jax.models.tokenizers.tokenizer import ByteTokenizer

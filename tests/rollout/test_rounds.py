@@ -11,7 +11,8 @@ import pytest
 import small
 from scripted import Scripted, Slow
 
-from marft_jax.envs.threads import Calls, DaemonThreads
+from marft_jax.background import DaemonThreads
+from marft_jax.envs.threads import Calls
 from marft_jax.plugins import Failure
 from marft_jax.rollout.rollout import Rollout
 from marft_jax.rollout.rounds import Asked, Rounds, together

@@ -8,7 +8,7 @@ import pytest
 import small
 from scripted import END, Scripted, Slow
 
-from marft_jax.envs.threads import DaemonThreads
+from marft_jax.background import DaemonThreads
 from marft_jax.errors import BadInput, RunFailed, Stopped
 from marft_jax.rollout.collect import Collected
 from marft_jax.rollout.pipeline import Pipeline

@@ -511,7 +511,7 @@ def test_an_environment_that_hangs_costs_its_episode_and_nothing_else():
         "import small, scripted\n"
         "from marft_jax.rollout.rollout import Rollout\n"
         "from marft_jax.team.workflows import WORKFLOWS\n"
-        "from marft_jax.envs.threads import DaemonThreads\n"
+        "from marft_jax.background import DaemonThreads\n"
         "class Hangs(scripted.Slow):\n"
         "    def step(self, turns):\n"
         "        time.sleep(1000 if self._seed == 1 else 0)\n"

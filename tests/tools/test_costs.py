@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import small
 
-from marft_jax.envs.threads import DaemonThreads
+from marft_jax.background import DaemonThreads
 from marft_jax.learning.credit import make_credit
 from marft_jax.learning.settings import Grpo
 from marft_jax.tools.calls import ToolCall

@@ -11,7 +11,7 @@ import pytest
 import small
 from scripted import Scripted, Slow, text
 
-from marft_jax.envs.threads import DaemonThreads
+from marft_jax.background import DaemonThreads
 from marft_jax.errors import EpisodesFailed, RunFailed
 from marft_jax.formats import jsonlines
 from marft_jax.learning.credit import groups_with_signal, make_credit

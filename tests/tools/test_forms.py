@@ -11,7 +11,7 @@ import small
 from families_of_calls import FAMILIES, call_of, sampled, tokenizer_of
 from scripted import Scripted, Slow
 
-from marft_jax.envs.threads import DaemonThreads
+from marft_jax.background import DaemonThreads
 from marft_jax.errors import BadInput
 from marft_jax.rollout.rollout import Rollout
 from marft_jax.team.profiles import Profile

@@ -14,7 +14,7 @@ import small
 from programs import LLAMA, MISTRAL, TAGGED, with_template
 from scripted import Scripted, Slow, text
 
-from marft_jax.envs.threads import DaemonThreads
+from marft_jax.background import DaemonThreads
 from marft_jax.errors import BadInput, one_line
 from marft_jax.rollout.rollout import Rollout
 from marft_jax.team.profiles import Profile

@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from marft_jax.background import DaemonThreads
 from marft_jax.envs.base import from_class
-from marft_jax.envs.threads import Calls, DaemonThreads
+from marft_jax.envs.threads import Calls
 from marft_jax.errors import BadInput
 from marft_jax.plugins import result_of, shown, text_of
 from marft_jax.types import Turn

@@ -12,9 +12,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from marft_jax.background import DaemonThreads
 from marft_jax.config import Config
 from marft_jax.envs.base import open_source
-from marft_jax.envs.threads import DaemonThreads
 from marft_jax.errors import BadInput
 from marft_jax.evaluation.benchmarks import BenchmarkPlan
 from marft_jax.evaluation.scores import Estimate

@@ -56,13 +56,6 @@ def parted(text: str) -> Parted:
     return thinking_in(text), without_thinking(text).strip()
 
 
-def added(now: Parted, sent: Parted) -> Parted | None:
-    """What both parts have beyond those that were sent; None where they do not continue them."""
-    if not all(new.startswith(old) for new, old in zip(now, sent, strict=True)):
-        return None
-    return now[0][len(sent[0]) :], now[1][len(sent[1]) :]
-
-
 def settled(text: str, stops: Sequence[str], strip: bool = True) -> str:
     """Beginning of a text that further tokens leave as it is: without an unfinished character, or
     what may be the beginning of a stop string.
@@ -97,6 +90,7 @@ class Answer:
         self.call = call
         self._id, self._created = f"{self.prefix}{uuid.uuid4().hex}", int(time.time())
         self._begun: set[int] = set()
+        self._sent: dict[int, Parted] = {}  # what earlier pieces of each choice have
 
     def parted(self, text: str) -> Parted:
         """Parts a text into thoughts and answer."""
@@ -110,6 +104,27 @@ class Answer:
         ]
         body = self._body(self.objects[0], found) | {"usage": usage(choices, self.call.n)}
         return body | self._read(choices[0])
+
+    def more(self, index: int, text: str) -> Iterator[dict[str, Any]]:
+        """Bodies of what the text of a choice has beyond earlier pieces."""
+        if any(rest := self._rest(index, text)):
+            yield from self.piece(index, *rest)
+
+    def _rest(self, index: int, text: str) -> Parted:
+        """Parts of a text that were not sent. What was sent as the answer may turn out to be a
+        thought that was never opened; then the whole answer is left."""
+        thought, said = self._sent.get(index, ("", ""))
+        now = self.parted(text)
+        if said and not thought and now[0].startswith(said):
+            thought, said = now[0], ""
+            self._recast(thought)
+        elif not (now[0].startswith(thought) and now[1].startswith(said)):
+            return "", ""
+        self._sent[index] = now
+        return now[0][len(thought) :], now[1][len(said) :]
+
+    def _recast(self, thought: str) -> None:
+        """Takes what was sent as the answer as the beginning of a thought."""
 
     def piece(
         self, index: int, thought: str, text: str, end: Choice | None = None
@@ -145,18 +160,11 @@ class Answer:
             delta["tool_calls"] = [{"index": i, **own} for i, own in enumerate(calls)]
         return {"delta": delta}
 
-    def ends(
-        self, choices: Sequence[Choice], sent: Sequence[Parted] = ()
-    ) -> Iterator[dict[str, Any]]:
-        """Bodies of the last chunks: the rest of each choice, and the usage where it is asked for.
-
-        Args:
-            sent: of each choice, what earlier chunks have; without it, nothing.
-        """
+    def ends(self, choices: Sequence[Choice]) -> Iterator[dict[str, Any]]:
+        """Bodies of the last chunks: the rest of each choice, and the usage where it is asked
+        for."""
         for i, choice in enumerate(choices):
-            thought, text = sent[i] if sent else ("", "")
-            now = self.parted(choice.text)
-            yield from self.piece(i, now[0][len(thought) :], now[1][len(text) :], choice)
+            yield from self.piece(i, *self._rest(i, choice.text), choice)
         if self.call.usage:
             yield self._body(self.objects[1], []) | {"usage": usage(choices, self.call.n)}
 

@@ -17,9 +17,9 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 from marft_jax.extras.gateway import http
-from marft_jax.extras.gateway.answers import Answer, Choice, added, settled, usage
+from marft_jax.extras.gateway.answers import Answer, Choice, settled, usage
 from marft_jax.extras.gateway.errors import ApiError
-from marft_jax.extras.gateway.paths import READS, Read
+from marft_jax.extras.gateway.paths import READS, Read, reply_of
 from marft_jax.extras.gateway.protocol import Call
 from marft_jax.extras.gateway.served_team import ServedTeam, Watch
 from marft_jax.sampling.batcher import Batcher
@@ -107,10 +107,10 @@ class _Gate:
             raise ApiError(429, "too many calls wait; try again later", code="queue_full")
         if not call.stream:
             choices = await http.unless_gone(request, self._answer(call))
-            return JSONResponse(answer.whole(choices))
+            return http.respond(reply_of(answer, choices))
         pieces = self._pieces(answer)
         first = await http.unless_gone(request, anext(pieces))  # an error keeps its own status
-        return http.stream([first], pieces)
+        return http.stream(first, pieces)
 
     async def _answer(self, call: Call, watch: Watch | None = None) -> list[Choice]:
         """Answers within the time limit, and counts the choices that are not answered yet."""
@@ -137,20 +137,14 @@ class _Gate:
 
         task = asyncio.create_task(self._answer(call, watch))
         task.add_done_callback(lambda _: news.put_nowait(None))
-        sent = [("", "")] * call.choices
         try:
             while (new := await news.get()) is not None:
                 number, prompt, ids = new
                 stops = self.team.stops_of(call)
                 text = settled(self.team.text_of(call, prompt, ids), stops, strip)
-                now = answer.parted(text)
-                more = added(now, sent[number])
-                if more and any(more):
-                    for piece in answer.piece(number, *more):
-                        yield piece
-                    sent[number] = now
-            choices = await task
-            for piece in answer.ends(choices, sent):
+                for piece in answer.more(number, text):
+                    yield piece
+            for piece in answer.ends(await task):
                 yield piece
         finally:
             task.cancel()

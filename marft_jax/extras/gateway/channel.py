@@ -1,91 +1,190 @@
-"""A running program and those who answer its calls, each in their own thread."""
+"""A running program: its calls, in rounds, and what it returned.
+
+The calls of an ``async`` program are answered in rounds, so that delays change nothing. A round is
+all calls that it makes until it can do nothing but wait for their answers: the event loop is idle,
+and no timer and no thread of its own will go on soon. The calls of a round are sampled together, in
+the order of the tasks that made them.
+
+A later order of the turns by their content cannot replace this. Which of two equal calls is which
+is known by their tasks alone; a prompt may hold the text of a turn that was sampled beside it by
+accident, and D must not say that it was shown; and the last bits of log-probs depend on the
+requests that share the engine's batch.
+"""
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-import functools
 import inspect
 import json
-import queue
 import secrets
 import threading
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError
-from types import SimpleNamespace
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
-from marft_jax.errors import BadInput
-from marft_jax.extras.gateway.answers import Answer, Choice
+from marft_jax import background
+from marft_jax.background import Place, users_loop
+from marft_jax.envs.threads import UserCall
+from marft_jax.extras.gateway.answers import Choice
 from marft_jax.extras.gateway.errors import ApiError
-from marft_jax.extras.gateway.protocol import Call, read_call
+from marft_jax.extras.gateway.protocol import Call
 from marft_jax.formats import foreign
 from marft_jax.plugins import shown
 
 Play = Callable[[int, Any], Any]
 """A user's program: (task, client) to its reward, or to a mapping from agents to their rewards."""
 
+_MOST_SECONDS = 5.0  # that a round lasts in a program that is never idle
+_READ_SECONDS = 0.2  # for which it is waited for while it may read from a connection
+_MOST_PASSES = 200  # of its event loop, at least: a program short of processor time is not busy
 
-class Asked(NamedTuple):
-    """A call that waits for its choices."""
+
+class PendingCall(NamedTuple):
+    """A call that waits for its choices; the place of a thread's or process's call is None."""
 
     call: Call
     future: Future[list[Choice]]
+    place: Place | None
+
+    @property
+    def order(self) -> tuple[bool, Place, str]:
+        return self.place is None, self.place or (), json.dumps(self.call)
 
 
 class Channel:
-    """Calls of a program, in the order that they come, and then what it returned.
+    """A program of an episode.
 
     Attributes:
-        returned: its reward, once ``wait`` has given no calls.
+        task, client: what the program is given.
+        is_async: it runs on the event loop of users' code, and its calls come in rounds.
+        started: a workflow answers its calls.
+        returned: its reward, once a pause has ended without calls.
         sent: its reward where it was sent over HTTP.
-        take_http: takes a call over HTTP and the caller's port, where calls are answered in rounds.
-        answered: a workflow answers the calls.
         name, token: the episode's name in the URL, by which frameworks keep connections, and the
             key that a caller must send with it.
     """
 
-    def __init__(self) -> None:
-        self._news: queue.SimpleQueue[list[Asked] | BaseException | None] = queue.SimpleQueue()
-        self._closed, self._lock = False, threading.Lock()
-        self._open: list[Asked] = []
+    def __init__(self, play: Play) -> None:
+        self._play, self.is_async = play, inspect.iscoroutinefunction(play)
+        self._lock, self._closed, self._over = threading.RLock(), False, False
+        self._held, self._open = list[PendingCall](), list[PendingCall]()
+        self._error: BaseException | None = None
+        self._pause: UserCall[Any] | None = None
+        self._began, self._passes = 0.0, 0  # of the round: when it began, how often the loop ran
+        self._root: Place = ()
+        self._task: Future[None] | None = None
+        self.client: Any = None
+        self.task, self.started = 0, False
         self.returned: Any = None
         self.sent: Any = None
-        self.take_http: Callable[[Call, int], Future[list[Choice]]] | None = None
-        self.answered = False
         self.name, self.token = secrets.token_hex(8), secrets.token_urlsafe()
 
-    def take(self, call: Call) -> Future[list[Choice]]:
-        """Hands over a call by itself."""
-        asked = Asked(call, Future())
-        self.ask([asked])
+    def start(self) -> None:
+        """Runs the program: an ``async`` one on the event loop of users' code, until it waits;
+        another one in a thread of its own."""
+        self.started = True
+        if self.is_async:
+            self._task = background.start(self._run_async())
+            users_loop().watchers.append(self._watch)
+            users_loop().settle()
+        else:
+            threading.Thread(target=self._run, name="program", daemon=True).start()
+
+    def _run(self) -> None:
+        try:
+            self.returned = self._play(self.task, self.client)
+        except BaseException as error:  # sys.exit too: it ends the episode
+            self._error = error
+        self._finish()
+
+    async def _run_async(self) -> None:
+        self._root = users_loop().place
+        try:
+            self.returned = await self._play(self.task, self.client)
+        except BaseException as error:
+            self._error = error
+        self._finish()
+
+    def _finish(self) -> None:
+        self._over, self.client = True, None
+        self._hand_over()
+
+    def take(self, call: Call, place: Place | None = None) -> Future[list[Choice]]:
+        """Takes a call of the program's; after the episode it gets an ``ApiError``.
+
+        Args:
+            place: of the task that made it.
+        """
+        asked = PendingCall(call, Future(), place)
+        with self._lock:
+            if self._closed:
+                asked.future.set_exception(_over())
+                return asked.future
+            if not self._held:
+                self._began, self._passes = time.monotonic(), 0
+            self._held.append(asked)
+        self._look()
         return asked.future
 
-    def ask(self, asked: Sequence[Asked]) -> None:
-        """Hands over calls that are answered together; a call that was cancelled is left out.
-        After the episode each gets an ``ApiError``."""
-        begun = [one for one in asked if one.future.set_running_or_notify_cancel()]
+    def begin(self, pause: UserCall[Any]) -> None:
+        """Begins a pause, which ends with the next calls; with none once the program has returned,
+        and with what it raised."""
         with self._lock:
-            is_open = not self._closed
-            self._open += begun
-        if begun and is_open:
-            self._news.put(begun)
-        elif begun:
-            self.close()
+            self._pause, self._began, self._passes = pause, time.monotonic(), 0
+        self._look()
 
-    def wait(self) -> list[Asked]:
-        """Waits for calls; none when the program has returned. Raises what it raised."""
-        calls, news = list[Asked](), self._news.get()
-        while isinstance(news, list):
-            calls += news
-            if self._news.empty():
-                return calls
-            news = self._news.get()
-        if calls:
-            self._news.put(news)  # what comes after them
-        elif news is not None:
-            raise news
-        return calls
+    def _look(self) -> None:
+        if not self.is_async or self._over:
+            self._hand_over()
+        else:
+            users_loop().call_soon_threadsafe(lambda: None)  # it looks before it sleeps
+
+    def _watch(self) -> float | None:
+        """Ends the round where the program can do nothing but wait for it."""
+        if (pause := self._pause) is None:
+            return None
+        loop, self._passes = users_loop(), self._passes + 1
+        spent, by_threads = time.monotonic() - self._began, sum(p.place is None for p in self._held)
+        is_late, wait_seconds = spent > _MOST_SECONDS, None
+        if loop.is_delayed(self._root):
+            is_idle = is_late and self._passes > _MOST_PASSES
+        elif loop.jobs(self._root) > by_threads:
+            is_idle, wait_seconds = is_late, _MOST_SECONDS - spent
+        elif not self._held and loop.is_connected:
+            is_idle, wait_seconds = spent > _READ_SECONDS, _READ_SECONDS - spent
+        else:
+            is_idle = True
+        if is_idle and self._held:
+            self._hand_over()
+        pause.set_blocked(is_idle)
+        return None if is_idle else wait_seconds
+
+    def _hand_over(self) -> None:
+        """Ends the pause with the calls that wait, or with the program's end."""
+        with self._lock:
+            if self._pause is None or not (self._held or self._over):
+                return
+            held, self._held = sorted(self._held, key=lambda own: own.order), []
+            calls = [own for own in held if own.future.set_running_or_notify_cancel()]
+            if not calls and not self._over:
+                return
+            self._open += calls
+            pause, self._pause = self._pause, None
+        pause.end(calls, None if calls else self._error)
+
+    def answer(self, asked: PendingCall, choices: list[Choice] | ApiError) -> None:
+        """Answers a call."""
+        with contextlib.suppress(InvalidStateError):  # the episode is over
+            if isinstance(choices, ApiError):
+                asked.future.set_exception(choices)
+            else:
+                asked.future.set_result(choices)
+
+    def settle(self) -> None:
+        """Waits until the program has read its answers, and waits again."""
+        if self.is_async:
+            users_loop().settle()
 
     def send(self, body: bytes) -> None:
         """Takes the reward of an episode, JSON; the last one counts.
@@ -105,102 +204,17 @@ class Channel:
             raise _over()
         self.sent = reward
 
-    def start(self, play: Play, task: int, client: Client) -> None:
-        """Runs the program in a thread of its own; an ``async`` one in an event loop of its own."""
-        threading.Thread(
-            target=self._run, args=(play, task, client), name="program", daemon=True
-        ).start()
-
-    def _run(self, play: Play, task: int, client: Client) -> None:
-        try:
-            if inspect.iscoroutinefunction(play):
-                with asyncio.Runner(loop_factory=client.make_loop) as runner:
-                    self.returned = runner.run(play(task, client))
-            else:
-                self.returned = play(task, client)
-            self._news.put(None)
-        except BaseException as error:  # sys.exit too: it ends the episode
-            self._news.put(error)
-
     def close(self) -> None:
-        """Ends the episode: all that wait for an answer or for a call get an error."""
+        """Ends the episode: the program's task, and all that waits for an answer."""
         with self._lock:
-            self._closed, left = True, self._open
+            self._closed, left = True, [*self._open, *self._held]
         for asked in left:
-            with contextlib.suppress(InvalidStateError):  # it is answered
-                asked.future.set_exception(_over())
-        self._news.put(BadInput("the episode is over"))
+            self.answer(asked, _over())
+        if self._task is not None:
+            self._task.cancel()
+            with contextlib.suppress(ValueError):
+                users_loop().watchers.remove(self._watch)
 
 
 def _over() -> ApiError:
     return ApiError(410, "the episode is over", code="episode_over")
-
-
-class Entrance(Protocol):
-    """The HTTP endpoint, as a client needs it."""
-
-    def enter(self, channel: Channel) -> tuple[str, str]:
-        """Returns the URL and the key under which HTTP reaches the channel."""
-        ...
-
-    def settle(self) -> None:
-        """Waits until the server has read all that was sent, and has written all its answers."""
-        ...
-
-
-class Client:
-    """Answers as ``openai.OpenAI`` does: ``client.chat.completions.create(model=..., ...)``.
-
-    Args:
-        endpoint: starts the endpoint, unless it runs, and returns it.
-
-    Attributes:
-        base_url, api_key: of an HTTP endpoint with the same answers, for this episode alone.
-    """
-
-    def __init__(self, channel: Channel, endpoint: Callable[[], Entrance]):
-        self._channel, self._endpoint = channel, endpoint
-        self.chat = SimpleNamespace(completions=SimpleNamespace(create=self._create))
-
-    def make_loop(self) -> asyncio.AbstractEventLoop:
-        """Makes the event loop that an ``async`` program runs in."""
-        return asyncio.new_event_loop()
-
-    def enter(self, name: str, token: str) -> None:
-        """Sets the name in the URL and the key of the episode, before they are first read.
-
-        Those of an episode that is over may be used again if none of its callers is left.
-        """
-        self._channel.name, self._channel.token = name, token
-
-    @property
-    def base_url(self) -> str:
-        return self._entered[0]
-
-    @property
-    def api_key(self) -> str:
-        return self._entered[1]
-
-    @functools.cached_property
-    def _entered(self) -> tuple[str, str]:
-        return self._endpoint().enter(self._channel)
-
-    def _create(self, **fields: Any) -> Any:
-        call = read_fields(fields)
-        return self._opened(call, self._channel.take(call).result())
-
-    def _opened(self, call: Call, choices: Sequence[Choice]) -> Any:
-        body = json.dumps(Answer(call).whole(choices))
-        return json.loads(body, object_hook=lambda fields: SimpleNamespace(**fields))
-
-
-def read_fields(fields: dict[str, Any]) -> Call:
-    """Reads a call without HTTP."""
-    try:
-        body = json.dumps(fields).encode()
-    except (TypeError, ValueError) as error:
-        raise ApiError(400, f"expected what JSON can hold: {error}") from None
-    call = read_call(body)
-    if call.stream:
-        raise ApiError(400, "stream: only over HTTP (client.base_url)", "stream")
-    return call

@@ -23,7 +23,7 @@ from marft_jax.config import Config
 from marft_jax.envs.base import EnvSource
 from marft_jax.errors import BadInput, reason
 from marft_jax.formats import documents
-from marft_jax.formats.hosts import name_of
+from marft_jax.formats.hosts import name_of, url_of
 from marft_jax.random_keys import Stream
 from marft_jax.types import Player
 
@@ -75,7 +75,7 @@ def serve(app: Starlette, listener: socket.socket, limits: Limits, path: str = "
     from marft_jax.extras.gateway.http import make_server
 
     host, port = listener.getsockname()[:2]
-    print(f"marft_jax: serves at http://{host}:{port}{path}", file=sys.stderr, flush=True)
+    print(f"marft_jax: serves at {url_of(host, port, path)}", file=sys.stderr, flush=True)
     for number in (signal.SIGINT, signal.SIGTERM):  # uvicorn raises them again at its end
         signal.signal(number, lambda *_: None)
     make_server(app, limits).run([listener])

@@ -21,7 +21,7 @@ def read(body: bytes) -> Answer:
     fields = read_object(body)
     refuse_unless_neutral(fields, _NEUTRAL)
     given = {"max_tokens": _TOKENS} | {k: v for k, v in fields.items() if v is not None}
-    given["logprobs"] = fields.get("logprobs") is not None
+    given["logprobs"] = not (fields.get("logprobs") is None or fields["logprobs"] is False)
     return _Completion(call_of(given, _prompts(fields.get("prompt"))))
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from marft_jax.errors import BadInput, one_line
+
 
 class ApiError(Exception):
     """A call that is refused: a status code, and what its body says."""
@@ -19,3 +21,10 @@ class ApiError(Exception):
         kind = kinds.get(self.status, usual)
         fields = dict(message=str(self), type=kind, param=self.param, code=self.code)
         return {"error": fields}
+
+
+def refused(error: Exception) -> ApiError:
+    """Describes an error as the API reports it; one that is no fault of the caller's is 503."""
+    if isinstance(error, ApiError):
+        return error
+    return ApiError(400 if isinstance(error, BadInput) else 503, one_line(str(error)))

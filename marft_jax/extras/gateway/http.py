@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import uvicorn
@@ -15,8 +15,9 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from marft_jax.errors import BadInput, RunFailed, one_line
-from marft_jax.extras.gateway.errors import ApiError
+from marft_jax.errors import BadInput, RunFailed
+from marft_jax.extras.gateway.errors import ApiError, refused
+from marft_jax.extras.gateway.paths import DONE, EVENTS, Reply, event
 from marft_jax.formats import hosts, jsonlines
 
 _T = TypeVar("_T")
@@ -75,13 +76,11 @@ def make_app(
 
 def _refusal(error: Exception) -> ApiError:
     """An error as the API reports it."""
-    if isinstance(error, ApiError):
-        return error
     if isinstance(error, HTTPException):
         return ApiError(error.status_code, error.detail)
     if isinstance(error, ClientDisconnect):
         return ApiError(499, "the client has left")
-    return ApiError(400 if isinstance(error, BadInput) else 503, one_line(str(error)))
+    return refused(error)
 
 
 def make_server(app: Starlette, limits: Limits = DEFAULT) -> uvicorn.Server:
@@ -150,27 +149,23 @@ async def _left(request: Request) -> None:
         pass
 
 
-def stream(
-    begun: Iterable[dict[str, Any]], later: AsyncIterator[dict[str, Any]] | None = None
-) -> Response:
-    """Server-sent events of the bodies that are there and of later ones; an error is the last."""
+def respond(reply: Reply) -> Response:
+    """A whole reply."""
+    return Response(reply.body, reply.status, media_type=reply.kind)
+
+
+def stream(first: dict[str, Any], later: AsyncIterator[dict[str, Any]]) -> Response:
+    """Server-sent events of bodies; an error is the last."""
 
     async def events() -> AsyncIterator[str]:
+        body = first
+        yield event(body)
         try:
-            body: dict[str, Any] = {}
-            for body in begun:
-                yield _event(body)
-            if later is not None:
-                async for body in later:
-                    yield _event(body)
+            async for body in later:
+                yield event(body)
             if "type" not in body:
-                yield "data: [DONE]\n\n"
+                yield DONE
         except (ApiError, BadInput, RunFailed) as error:
-            yield _event(_refusal(error).body)
+            yield event(_refusal(error).body)
 
-    return StreamingResponse(events(), media_type="text/event-stream")
-
-
-def _event(body: dict[str, Any]) -> str:
-    name = f"event: {body['type']}\n" if "type" in body else ""
-    return f"{name}data: {jsonlines.dumps(body)}\n\n"
+    return StreamingResponse(events(), media_type=EVENTS)

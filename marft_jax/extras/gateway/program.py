@@ -8,7 +8,6 @@ workflow makes acts of its calls.
 
 from __future__ import annotations
 
-import inspect
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -16,19 +15,17 @@ from typing import TYPE_CHECKING
 
 from marft_jax.envs.base import EVAL_SEEDS, EnvSource, Split
 from marft_jax.errors import BadInput
-from marft_jax.extras.gateway.channel import Asked, Channel, Client, Play
+from marft_jax.extras.gateway.channel import Channel, PendingCall, Play
 from marft_jax.extras.gateway.errors import ApiError
 from marft_jax.extras.gateway.history import History
-from marft_jax.extras.gateway.rounds import AsyncClient
 from marft_jax.team.prompts import Team
-from marft_jax.team.protocol import Step
+from marft_jax.team.protocol import Pause, Step
 from marft_jax.team.workflows import Workflow
 from marft_jax.types import Act, StepResult, Turn
 
 if TYPE_CHECKING:
     from marft_jax.extras.gateway.endpoint import Endpoint
 
-_ENCODES = threading.Lock()  # a tokenizer is for one thread at a time
 _WRONG = "--team.workflow program: expected together with --env.name package.module:play, a "
 _WRONG += "function of (task, client); give both"
 
@@ -41,20 +38,20 @@ def source(play: Play, split: Split, is_game: bool = False) -> EnvSource:
     """
     started, lock = list["Endpoint"](), threading.Lock()
 
-    def endpoint() -> Endpoint:
+    def enter(channel: Channel) -> str:
         from marft_jax.extras.gateway.endpoint import Endpoint
 
         with lock:
             if not started:
                 started.append(Endpoint())
-        return started[0]
+        return started[0].enter(channel)
 
     def close() -> None:
         while started:
             started.pop().close()
 
     first = EVAL_SEEDS if split == "eval" else 0
-    return EnvSource(lambda: ProgramEnv(play, first, endpoint, is_game), close=close)
+    return EnvSource(lambda: ProgramEnv(play, first, enter, is_game), close=close)
 
 
 class ProgramEnv:
@@ -67,22 +64,22 @@ class ProgramEnv:
     """
 
     def __init__(
-        self, play: Play, first: int, endpoint: Callable[[], Endpoint], is_game: bool = False
+        self, play: Play, first: int, enter: Callable[[Channel], str], is_game: bool = False
     ) -> None:
-        self.play, self._first, self._endpoint = play, first, endpoint
+        self.play, self._first, self._enter = play, first, enter
         self.players = (lambda names: dict(zip(names, names, strict=True))) if is_game else None
-        self.program = Channel()
+        self.program = Channel(play)
         weakref.finalize(self, self.program.close)
 
     def reset(self, seed: int) -> str:
-        task, kind = seed + self._first, Client
-        if inspect.iscoroutinefunction(self.play):
-            kind = AsyncClient
-        self.program.start(self.play, task, kind(self.program, self._endpoint))
-        return f"task {task}"
+        from marft_jax.extras.gateway.client import make_client
+
+        self.program.task = seed + self._first
+        self.program.client = make_client(self.program, self._enter)
+        return f"task {self.program.task}"
 
     def step(self, turns: Sequence[Turn]) -> StepResult:
-        if not self.program.answered:
+        if not self.program.started:
             raise BadInput(_WRONG)
         reward = self.program.returned
         reward = self.program.sent if reward is None else reward
@@ -98,20 +95,18 @@ def program(team: Team, observation: str) -> Workflow:
     channel: Channel | None = team.program
     if channel is None:
         raise BadInput(_WRONG)
-    channel.answered = True
     history, turns = History(team), list[Turn]()
-    while asked := channel.wait():
-        with _ENCODES:
-            ready = _acts(history, asked)
+    channel.start()
+    while asked := (yield Pause(channel.begin)):
+        ready = _acts(channel, history, asked)
         if not ready:
             continue
         taken = yield [act for _, acts in ready for act in acts]
         turns += taken
         for one, acts in ready:
             own, taken = taken[: len(acts)], taken[len(acts) :]
-            with _ENCODES:
-                choices = history.take(one.call, own)
-            one.future.set_result(choices)
+            channel.answer(one, history.take(one.call, own))
+        channel.settle()
     if not turns:
         why = f"; its last call was refused: {history.refused}" if history.refused else ""
         raise BadInput(f"--env.name: the program returned before an agent answered a call{why}")
@@ -119,13 +114,15 @@ def program(team: Team, observation: str) -> Workflow:
     yield Step(turns, {"rewritten": history.rewritten}, graded)
 
 
-def _acts(history: History, asked: Sequence[Asked]) -> list[tuple[Asked, list[Act]]]:
+def _acts(
+    channel: Channel, history: History, asked: Sequence[PendingCall]
+) -> list[tuple[PendingCall, list[Act]]]:
     """Acts of each call; a call that is refused gets its error."""
-    ready: list[tuple[Asked, list[Act]]] = []
+    ready: list[tuple[PendingCall, list[Act]]] = []
     for one in asked:
         try:
             ready.append((one, history.acts(one.call)))
         except ApiError as error:
             history.refused = str(error)
-            one.future.set_exception(error)
+            channel.answer(one, error)
     return ready

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import itertools
+import re
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from marft_jax.extras.gateway.answers import Answer, Choice, Parted, usage
+from marft_jax.extras.gateway.answers import Answer, Choice, usage
 from marft_jax.extras.gateway.errors import ApiError
 from marft_jax.extras.gateway.protocol import (
     Call,
@@ -25,6 +26,8 @@ _NEUTRAL: dict[str, Sequence[Any]] = {
     "prompt": (),
     "n": (1,),
 }
+_NAMES = {"max_completion_tokens": "max_output_tokens", "messages": "input"}
+_NAMES |= {"response_format": "text.format"}
 _SHOWN = "instructions metadata temperature top_p max_output_tokens max_tool_calls tool_choice "
 _SHOWN += "tools parallel_tool_calls reasoning text top_logprobs truncation user"
 _DEFAULTS = {"tool_choice": "auto", "tools": [], "parallel_tool_calls": True, "background": False}
@@ -56,7 +59,12 @@ def read(body: bytes) -> Answer:
     given["messages"] = [{"role": "system", "content": system}] * bool(system) + _messages(
         fields.get("input")
     )
-    return _Response(call_of(given), fields)
+    try:
+        return _Response(call_of(given), fields)
+    except ApiError as error:  # which names fields of a chat completion
+        named = _NAMES.get(error.param or "", error.param)
+        message = re.sub(rf"{error.param}(\[\d+\])?", str(named), str(error))
+        raise ApiError(error.status, message, named, error.code or "") from None
 
 
 def _messages(given: Any) -> list[dict[str, Any]]:
@@ -116,6 +124,7 @@ class _Response(Answer):
         self._shown = dict.fromkeys(_SHOWN.split()) | _DEFAULTS | own
         self._items: list[dict[str, Any]] = []
         self._text: str | None = None  # so far, of the last item, while it is open
+        self._thought = ""  # that the message which is open turned out to be
         self._numbers = itertools.count()
 
     def whole(self, choices: Sequence[Choice]) -> dict[str, Any]:
@@ -129,25 +138,34 @@ class _Response(Answer):
             self._begun.add(index)
             for name in ("created", "in_progress"):
                 yield self._event(name, response=self._response("in_progress"))
+        if self._thought:
+            yield from self._close()
+            own = {"content": [{**_PARTS["reasoning"], "text": self._thought}]}
+            own |= {"type": "reasoning", **_ITEMS["reasoning"][1]}
+            self._items[-1] = {key: self._items[-1][key] for key in ("id", "status")} | own
+            self._thought = ""
         for kind, more in (("reasoning", thought), ("message", text)):
             if more:
                 yield from self._write(kind, more)
 
-    def ends(
-        self, choices: Sequence[Choice], sent: Sequence[Parted] = ()
-    ) -> Iterator[dict[str, Any]]:
+    def _recast(self, thought: str) -> None:
+        self._thought = thought
+
+    def ends(self, choices: Sequence[Choice]) -> Iterator[dict[str, Any]]:
         [choice] = choices
-        (thought, text), now = sent[0] if sent else ("", ""), self.parted(choice.text)
-        yield from self.piece(0, now[0][len(thought) :], now[1][len(text) :])
-        yield from self._close(self._rows(choice) if self.call.logprobs else None)
+        yield from self.piece(0, *self._rest(0, choice.text))
+        status = "incomplete" if choice.length else "completed"
+        rows = self._rows(choice) if self.call.logprobs else None
+        yield from self._close(rows, "completed" if choice.calls else status)
         for called in choice.calls:
             name, arguments = called["function"]["name"], called["function"]["arguments"]
             yield self._begin("function_call", call_id=called["id"], name=name, arguments="")
             yield self._event("function_call_arguments.delta", **self._place, delta=arguments)
             done = {"arguments": arguments, "name": name}
             yield self._event("function_call_arguments.done", **self._place, **done)
-            yield self._end_item(arguments=arguments)
-        response = self._response("incomplete" if choice.length else "completed")
+            last = called is choice.calls[-1]
+            yield self._end_item(status if last else "completed", arguments=arguments)
+        response = self._response(status)
         tokens = usage(choices, 1)
         response["usage"] = {
             "input_tokens": tokens["prompt_tokens"],
@@ -173,7 +191,9 @@ class _Response(Answer):
         own = {"content_index": 0, "delta": more, "logprobs": []}
         yield self._event(f"{_PARTS[kind]['type']}.delta", **self._place, **own)
 
-    def _close(self, rows: Sequence[Mapping[str, Any]] | None = None) -> Iterator[dict[str, Any]]:
+    def _close(
+        self, rows: Sequence[Mapping[str, Any]] | None = None, status: str = "completed"
+    ) -> Iterator[dict[str, Any]]:
         """Ends the message or the thought that is open."""
         if self._text is None:
             return
@@ -183,7 +203,7 @@ class _Response(Answer):
         part |= {"logprobs": rows} if "annotations" in part else {}
         yield self._event("content_part.done", **place, part=part)
         self._text = None
-        yield self._end_item(content=[part])
+        yield self._end_item(status, content=[part])
 
     @property
     def _place(self) -> dict[str, Any]:
@@ -195,8 +215,8 @@ class _Response(Answer):
         place = {"item": self._items[-1], "output_index": len(self._items) - 1}
         return self._event("output_item.added", **place)
 
-    def _end_item(self, **fields: Any) -> dict[str, Any]:
-        self._items[-1] = self._items[-1] | fields | {"status": "completed"}
+    def _end_item(self, status: str, **fields: Any) -> dict[str, Any]:
+        self._items[-1] = self._items[-1] | fields | {"status": status}
         place = {"item": self._items[-1], "output_index": len(self._items) - 1}
         return self._event("output_item.done", **place)
 

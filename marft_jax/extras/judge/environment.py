@@ -9,11 +9,8 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, NamedTuple
-
-import httpx
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from marft_jax.envs.base import EnvSource, OneOf, Split, Task
 from marft_jax.envs.datasets import load
@@ -24,6 +21,9 @@ from marft_jax.errors import BadInput
 from marft_jax.extras.judge.verdicts import JUDGE, SCORE, scores_of
 from marft_jax.setting import Positive, Seconds, setting
 from marft_jax.types import StepResult, Turn, without_thinking
+
+if TYPE_CHECKING:
+    from marft_jax.extras.judge.server import JudgeServer
 
 _AGAIN = "The last reply had no verdict."
 _ASKS = 2  # how often a judge is asked for a verdict
@@ -45,7 +45,8 @@ class Settings(load.RowSettings):
     url_model: str = setting("default", needs="env.url")
     """Name of the model at `url`."""
     url_seconds: Seconds = setting(60.0, needs="env.url")
-    """Time limit for each reply of the judge, in seconds. An episode that exceeds it has failed."""
+    """Time limit for each reply of the judge, with its retries, in seconds. An episode that exceeds
+    it has failed."""
     question_field: str | None = None
     """Field of the question; none: the first usual name that a row has."""
     answer_field: str | None = None
@@ -77,14 +78,19 @@ def source(env: Settings, split: Split) -> EnvSource:
     pick, size = load.chooser(env, split)
     if env.url is None:
         return EnvSource(lambda: TeamJudged(pick, env), size)
-    return EnvSource(lambda: Judged(pick, env), size)
+    from marft_jax.extras.judge.server import JudgeServer
+
+    server = JudgeServer(env.url, env.url_model, env.url_seconds)
+    return EnvSource(lambda: Judged(pick, env, server), size, server.close)
 
 
 class Judged:
     """Episode of one step that a model behind an address judges."""
 
-    def __init__(self, pick: Callable[[int], Task], settings: Settings) -> None:
-        self._pick, self._settings = pick, settings
+    def __init__(
+        self, pick: Callable[[int], Task], settings: Settings, server: JudgeServer | None = None
+    ) -> None:
+        self._pick, self._settings, self._server = pick, settings, server
 
     def reset(self, seed: int) -> str:
         self._task, self._asked = self._pick(seed), 1
@@ -135,33 +141,22 @@ class Judged:
     def _scores(self, text: str, is_whole: bool) -> dict[str, float]:
         """Reads a verdict; a reply without a score, or one that was cut off, has none."""
         settings = self._settings
+        text = without_thinking(text)
         found = scores_of(text, self._nonce, (), settings.marks, len(settings.rubric))
         return found if is_whole and SCORE in found else {}
 
     def _judge(self, turns: Sequence[Turn]) -> JudgeReply:
         said = "\n".join(f"{turn.name}: {without_thinking(turn.text)}" for turn in turns)
         content, text, spent, scores = f"{self._instructions()}\n{said}", "", 0, {}
+        assert self._server is not None
         for _ in range(_ASKS):
-            answer = self._post(content)
-            choice = answer["choices"][0]
-            text = str(choice["message"]["content"] or "")
-            scores = self._scores(text, choice.get("finish_reason") != "length")
-            spent += (answer.get("usage") or {}).get("total_tokens") or 0
+            text, finish, tokens = self._server.ask(content)
+            scores = self._scores(text, finish != "length")
+            spent += tokens
             if scores:
                 break
             content = f"{content}\n\n{_AGAIN} {self._form()}"
         return JudgeReply(text, spent, scores)
-
-    def _post(self, content: str) -> Any:
-        """Posts a question and returns the reply. A redirect is an error: the key goes to no other
-        address."""
-        asked = {"model": self._settings.url_model, "temperature": 0}
-        asked |= {"messages": [{"role": "user", "content": content}]}
-        url, seconds = str(self._settings.url).rstrip("/"), self._settings.url_seconds
-        key = os.environ.get("OPENAI_API_KEY", "").strip()
-        headers = {"Authorization": f"Bearer {key}"} if key else {}
-        reply = httpx.post(f"{url}/chat/completions", json=asked, headers=headers, timeout=seconds)
-        return reply.raise_for_status().json()
 
 
 class TeamJudged(Judged):

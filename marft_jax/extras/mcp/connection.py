@@ -1,6 +1,6 @@
 """A connection to an MCP server, which may hang, die or write anything.
 
-All connections live in one event loop, in a thread of its own. A connection is made by its first
+All connections live in one event loop in the background. A connection is made by its first
 call, and anew by the first call after it was lost. It ends with its object or with the process.
 """
 
@@ -13,7 +13,6 @@ import functools
 import json
 import logging
 import os
-import threading
 import weakref
 from collections.abc import Callable, Coroutine, Mapping
 from contextlib import AbstractAsyncContextManager
@@ -30,6 +29,7 @@ from mcp.types import (
 )
 from pydantic import TypeAdapter, ValidationError
 
+from marft_jax.background import Background
 from marft_jax.tools import ToolError
 
 _T = TypeVar("_T")
@@ -42,14 +42,12 @@ logging.getLogger("mcp").setLevel(logging.CRITICAL)  # it logs each line of junk
 
 
 @functools.cache
-def _loop() -> asyncio.AbstractEventLoop:
-    loop = asyncio.new_event_loop()
-    threading.Thread(target=loop.run_forever, name="mcp", daemon=True).start()
-    atexit.register(_finish, loop)
-    return loop
+def _background() -> Background:
+    atexit.register(_finish)
+    return Background("mcp")
 
 
-def _finish(loop: asyncio.AbstractEventLoop) -> None:
+def _finish() -> None:
     """Waits until the servers of connections that were closed have ended."""
 
     async def wait() -> None:
@@ -66,7 +64,7 @@ _HELD = set[asyncio.Task[None]]()
 
 def run(work: Coroutine[Any, Any, _T]) -> _T:
     """Runs a coroutine in the loop of the connections, and waits for its result."""
-    return asyncio.run_coroutine_threadsafe(work, _loop()).result()
+    return _background().run(work)
 
 
 def _shown(part: Mapping[str, Any]) -> str:
@@ -243,4 +241,4 @@ async def _is_alive(client: Client) -> bool:
 
 def _stop_all(stops: list[asyncio.Event]) -> None:
     for stop in stops:
-        _loop().call_soon_threadsafe(stop.set)
+        _background().loop.call_soon_threadsafe(stop.set)

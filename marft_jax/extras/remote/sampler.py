@@ -8,7 +8,6 @@ import hashlib
 import itertools
 import logging
 import queue
-import threading
 import weakref
 from collections import defaultdict
 from collections.abc import Coroutine, Iterable, Mapping, Sequence
@@ -18,6 +17,7 @@ from typing import Annotated, Any, NamedTuple, TypeVar
 import numpy as np
 from pydantic import Field
 
+from marft_jax.background import Background
 from marft_jax.config import RolloutSettings
 from marft_jax.errors import BadInput, RunFailed
 from marft_jax.extras.remote import proof
@@ -88,9 +88,8 @@ class HttpSampler(Sampler):
         if not settings.urls:
             raise BadInput("--rollout.urls: expected addresses of servers, got none")
         self._bases, self._seed = setup.bases, setup.seed
-        self._loop = asyncio.new_event_loop()
-        threading.Thread(target=self._loop.run_forever, name="requests", daemon=True).start()
-        weakref.finalize(self, self._loop.call_soon_threadsafe, self._loop.stop)
+        self._background = Background("requests")
+        weakref.finalize(self, self._background.close)
         self._folders = Folders(settings.sampler_folder, setup.folder, setup.process)
         self._room = asyncio.Semaphore(settings.at_once * len(settings.urls))
         self._given, self._before = _Given("", {}, {}), dict[str, Matrices]()
@@ -98,7 +97,7 @@ class HttpSampler(Sampler):
         self._done: queue.SimpleQueue[int] = queue.SimpleQueue()
         self._sampled: dict[tuple[str, int, Server], list[_Pair]] = defaultdict(list)
         self._stats: dict[str, float] = defaultdict(float)
-        self.servers, self._able = self._wait(self._open(settings))
+        self.servers, self._able = self._background.run(self._open(settings))
 
     async def _open(self, settings: HttpSettings) -> tuple[list[Server], Capabilities]:
         servers = [Server(url, settings.answer_seconds) for url in settings.urls]
@@ -148,7 +147,7 @@ class HttpSampler(Sampler):
         counts = dict.fromkeys(("sampler/unproven", "sampler/retried", "sampler/failed"), 0.0)
         precision = max(server.precision for server in self.servers)
         self._stats = defaultdict(float, {**counts, "sampler/precision": precision})
-        why = "; ".join(filter(None, self._wait(_all(map(self._load_on, self.servers)))))
+        why = "; ".join(filter(None, self._background.run(_all(map(self._load_on, self.servers)))))
         if self._bases.keys() - {server.base for server in self.servers if not server.down}:
             raise RunFailed(f"no server has loaded this step's adapters: {why}")
 
@@ -163,7 +162,7 @@ class HttpSampler(Sampler):
 
     def submit(self, request: Request) -> int:
         ticket = next(self._tickets)
-        future = asyncio.run_coroutine_threadsafe(self._answer(request), self._loop)
+        future = self._background.start(self._answer(request))
         self._left[ticket] = future
         future.add_done_callback(lambda _: self._done.put(ticket))
         return ticket
@@ -285,16 +284,13 @@ class HttpSampler(Sampler):
         places, self._given = self._given.places, self._given._replace(places={})
         for (base, _), (name, _) in places.items():
             there = [x for x in self.servers if x.base == base and not x.down]
-            self._wait(_all(server.unload(name) for server in there))
+            self._background.run(_all(server.unload(name) for server in there))
             self._folders.delete(name)
 
     def stats(self) -> Mapping[str, float]:
         """Returns the largest gap of each agent, and numbers of what could not be proven, of
         requests that were asked again, and of those that were given up."""
         return dict(self._stats)
-
-    def _wait(self, work: Coroutine[Any, Any, _T]) -> _T:
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
 
 async def _all(work: Iterable[Coroutine[Any, Any, _T]]) -> list[_T]:

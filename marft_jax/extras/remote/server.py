@@ -11,6 +11,7 @@ import numpy as np
 
 from marft_jax.errors import BadInput, one_line
 from marft_jax.extras.remote.dialects import DIALECTS, STACKED, Ask
+from marft_jax.formats.hosts import transport_to
 from marft_jax.sampling import Completion
 from marft_jax.sampling.settings import SampledBase
 from marft_jax.sampling.stops import stopped_at
@@ -53,9 +54,10 @@ class Server:
         limits = {"max_connections": None, "max_keepalive_connections": None}
         self._client = httpx.AsyncClient(
             timeout=httpx.Timeout(seconds, connect=_CONNECT_SECONDS, pool=None),
-            limits=httpx.Limits(**limits, keepalive_expiry=_KEPT_SECONDS),
+            transport=transport_to(
+                url, limits=httpx.Limits(**limits, keepalive_expiry=_KEPT_SECONDS)
+            ),
             headers={"Authorization": f"Bearer {key}"} if key else {},
-            trust_env=False,
         )
 
     async def connect(self) -> list[str]:

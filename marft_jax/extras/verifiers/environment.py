@@ -19,8 +19,10 @@ import queue
 import re
 import secrets
 import threading
+from concurrent.futures import Future, InvalidStateError, wait
 from typing import Any
 
+from marft_jax.background import Background
 from marft_jax.config import EnvSettings
 from marft_jax.envs.base import EnvSource, Split, held_out
 from marft_jax.errors import BadInput, described, reason
@@ -31,7 +33,7 @@ from marft_jax.types import StepResult
 _SEAT = {"runtime": {"type": "subprocess"}, "harness": {"id": "null"}}
 """A seat by default: a chat, in a process of this machine. The package's own default runtime needs
 an account, and most harnesses run what a model writes."""
-_START_SECONDS = 600.0
+_START_SECONDS, _CLOSE_SECONDS = 600.0, 60.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,10 +109,10 @@ class _Played:
                 f"all and none for {split}; change it, or --env.tasks"
             )
         self._names: queue.SimpleQueue[tuple[str, str]] = queue.SimpleQueue()
-        self._loop, self._over = asyncio.new_event_loop(), asyncio.Event()
-        self._ready = threading.Event()
-        self._thread: threading.Thread | None = None
-        self._lock, self._failure = threading.Lock(), ""
+        self._lock, self._background = threading.Lock(), Background("verifiers")
+        self._over = asyncio.Event()
+        self._served: Future[None] | None = None
+        self._ready: Future[None] = Future()
 
     def play(self, task: int, client: Any) -> StepResult:
         """Plays an episode, and pays each agent what stands on its traces."""
@@ -125,7 +127,7 @@ class _Played:
                 headers={"X-Api-Key": client.api_key},
             )
             run = self._env.run_episode(own, clients.ModelContext(model="agent", client=at))
-            episode = asyncio.run_coroutine_threadsafe(run, self._loop).result()
+            episode = self._background.run(run)
         if not episode.ok:
             errors = [*episode.errors, *(e for trace in episode.traces for e in trace.errors)]
             raise RuntimeError(f"verifiers: {errors[-1].message if errors else 'a trace failed'}")
@@ -133,31 +135,29 @@ class _Played:
 
     def close(self) -> None:
         """Ends the servers."""
-        if self._thread is not None:
-            self._loop.call_soon_threadsafe(self._over.set)
-            self._thread.join(60.0)
+        if self._served is not None:
+            self._background.loop.call_soon_threadsafe(self._over.set)
+            wait([self._served], _CLOSE_SECONDS)
+        self._background.close()
 
     def _start(self) -> None:
         with self._lock:
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._serve, name="verifiers", daemon=True)
-                self._thread.start()
-        self._ready.wait(_START_SECONDS)
-        if self._failure:
-            raise RuntimeError(f"verifiers: its servers did not start: {self._failure}")
-
-    def _serve(self) -> None:
-        async def serve() -> None:
-            async with self._env.serving():
-                self._ready.set()
-                await self._over.wait()
-
+            if self._served is None:
+                self._served = self._background.start(self._serve())
         try:
-            with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
-                runner.run(serve())
+            self._ready.result(_START_SECONDS)
         except Exception as error:
-            self._failure = reason(error)
-            self._ready.set()
+            why = f"verifiers: its servers did not start: {reason(error)}"
+            raise RuntimeError(why) from error
+
+    async def _serve(self) -> None:
+        try:
+            async with self._env.serving():
+                self._ready.set_result(None)
+                await self._over.wait()
+        except Exception as error:
+            with contextlib.suppress(InvalidStateError):  # they had started
+                self._ready.set_exception(error)
 
     @contextlib.contextmanager
     def _name(self) -> Any:

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from marft_jax.envs.threads import DaemonThreads
+from marft_jax.background import DaemonThreads
 from marft_jax.errors import BadInput
 from marft_jax.tools import EpisodeTools, ToolCall, load_toolboxes
 

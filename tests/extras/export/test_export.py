@@ -21,9 +21,9 @@ from safetensors.numpy import load_file
 from transformers import AutoTokenizer
 
 from marft_jax import cli, export
+from marft_jax.background import DaemonThreads
 from marft_jax.cli import configure
 from marft_jax.envs.maths import Settings
-from marft_jax.envs.threads import DaemonThreads
 from marft_jax.errors import BadInput
 from marft_jax.extras.export import card, exporting, huggingface, turns
 from marft_jax.extras.structured.grammar import constraint

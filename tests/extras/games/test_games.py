@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scripted import Scripted, text
 
-from marft_jax.envs.threads import DaemonThreads
+from marft_jax.background import DaemonThreads
 from marft_jax.errors import BadInput, EpisodesFailed
 from marft_jax.extras.check.playing import check
 from marft_jax.extras.games import exploitability as exact

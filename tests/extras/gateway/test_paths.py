@@ -11,7 +11,7 @@ from programs import play
 from serving import KEY, events, saved_run, served
 
 from marft_jax.extras.gateway import completions, responses
-from marft_jax.extras.gateway.answers import Choice
+from marft_jax.extras.gateway.answers import Choice, settled
 from marft_jax.extras.gateway.errors import ApiError
 from marft_jax.extras.gateway.paths import READS
 from marft_jax.models.tokenizers.tokenizer import ByteTokenizer
@@ -45,7 +45,7 @@ def test_a_chat_a_completion_of_its_prompt_and_a_response_have_the_same_text(cli
     [item] = body["output"]
     assert item["content"][0]["text"] == message
     why = {"stop": "completed", "length": "incomplete"}[chat["choices"][0]["finish_reason"]]
-    assert body["status"] == why
+    assert body["status"] == item["status"] == why
     assert body["usage"]["output_tokens"] == chat["usage"]["completion_tokens"]
 
 
@@ -86,15 +86,55 @@ def test_thoughts_text_and_calls_of_a_response_are_items_of_their_own():
     call = {"id": "c", "type": "function", "function": {"name": "add", "arguments": "{}"}}
     text = "<think>so</think> It is"
     choice = Choice(text, ids, ids * 1.0, True, ids, ByteTokenizer().decode, calls=(call,))
-    found = [*answer.piece(0, "s", ""), *answer.ends([choice], [("s", "")])]
+    found = [*answer.more(0, "<think>s"), *answer.ends([choice])]
     last = found[-1]["response"]
     assert [item["type"] for item in last["output"]] == ["reasoning", "message", "function_call"]
     assert last["output"][0]["content"] == [{"type": "reasoning_text", "text": "so"}]
     assert last["output"][2]["call_id"] == "c" and last["output"][2]["arguments"] == "{}"
     assert last["incomplete_details"] == {"reason": "max_output_tokens"}
+    assert [item["status"] for item in last["output"]] == ["completed"] * 2 + ["incomplete"]
     done = [event["item"] for event in found if event["type"] == "response.output_item.done"]
 
     assert done == last["output"]
+
+
+UNOPENED = {
+    "a thought": ["Hmm, 5.", "Hmm, 5. </think>It", "Hmm, 5. </think>It is 7."],
+    "at once": ["Hmm, 5.", "Hmm, 5. </think>It is 7."],
+    "nothing after it yet": ["Hmm, 5.", "Hmm, 5.</think>", "Hmm, 5.</think>\n\nIt is 7."],
+    "before any text": ["", "</think>", "</think> It is 7."],
+    "at the end alone": ["Hmm", "Hmm, 5. </think> It is 7."],
+    "a thought of two lines": ["Hmm,\n", "Hmm,\n5.\n</think>\nIt", "Hmm,\n5.\n</think>\nIt is 7."],
+    "an answer that repeats it": ["It is", "It is 7?</think>It is 7."],
+    "nothing": ["", "It is 7."],
+    "opened": ["<think>Hmm", "<think>Hmm</think>", "<think>Hmm</think>It is 7."],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("texts", UNOPENED.values(), ids=UNOPENED)
+@pytest.mark.parametrize("is_cut", [True, False])
+def test_a_stream_ends_with_the_answer_though_its_thought_was_never_opened(texts, is_cut):
+    ids = np.array([ByteTokenizer.END])
+    choice = Choice(texts[-1], ids, ids * 1.0, is_cut, ids, ByteTokenizer().decode)
+
+    def bodies(path, **fields):
+        answer = READS[path](json.dumps({"model": "solver", "stream": True, **fields}).encode())
+        sent = [settled(text, ()) for text in texts[:-1]]
+        found = [body for text in sent for body in answer.more(0, text)]
+        return [*found, *answer.ends([choice])]
+
+    chunks = bodies("/chat/completions", messages=[{"role": "user", "content": "a"}])
+    pieces = [chunk["choices"][0]["delta"]["content"] for chunk in chunks]
+    assert "".join(pieces).endswith("It is 7.")
+    assert [chunk["choices"][0]["finish_reason"] is None for chunk in chunks][-1:] == [False]
+    found = bodies("/responses", input="a")
+    answer = responses.read(b'{"model": "solver", "input": "a"}').whole([choice])
+    now = found[-1]["response"]
+    assert [item["content"] for item in now["output"]] == [o["content"] for o in answer["output"]]
+    assert [(o["type"], o["status"]) for o in now["output"]] == [
+        (o["type"], o["status"]) for o in answer["output"]
+    ]
+    assert now["status"] == now["output"][-1]["status"] == ("incomplete" if is_cut else "completed")
 
 
 def test_the_calls_of_a_streamed_chat_are_complete_before_the_chunk_with_its_end():
@@ -140,6 +180,13 @@ def test_items_of_a_response_are_messages_of_a_chat():
         (responses, {"input": "a", "text": "json"}, "text"),
         (responses, {"input": "a", "previous_response_id": "r"}, "previous_response_id"),
         (responses, {"input": "a", "background": True}, "background"),
+        (responses, {"input": "a", "max_output_tokens": 0}, "^max_output_tokens"),
+        (responses, {"input": "a", "max_output_tokens": "5"}, "^max_output_tokens"),
+        (responses, {"input": []}, "^input"),
+        (responses, {}, "^input"),
+        (responses, {"input": [{"role": "nobody", "content": "a"}]}, "^input"),
+        (responses, {"input": [{"role": "user", "content": 3}]}, "^input"),
+        (responses, {"input": "a", "text": {"format": {"type": "xml"}}}, "^text.format"),
     ],
     ids=lambda value: getattr(value, "__name__", str(value)).rpartition(".")[2],
 )
@@ -147,6 +194,13 @@ def test_what_is_wrong_or_not_offered_is_named(path, given, named):
     with pytest.raises(ApiError, match=named) as error:
         path.read(json.dumps({"model": "solver", **given}).encode())
     assert error.value.status == 400
+    assert str(error.value.param).split(".")[0] in given or not given.get("input")
+
+
+@pytest.mark.parametrize(("logprobs", "has"), [(None, False), (False, False), (0, True)], ids=str)
+def test_a_completion_has_log_probs_where_they_are_asked_for(logprobs, has):
+    body = json.dumps({"model": "solver", "prompt": "a", "logprobs": logprobs}).encode()
+    assert completions.read(body).call.logprobs is has
 
 
 @pytest.mark.parametrize("prompt", ["", [300], [-1], [255, 5000]], ids=str)

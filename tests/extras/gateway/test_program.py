@@ -17,14 +17,16 @@ import time
 import httpx
 import jax
 import numpy as np
+import openai
 import pytest
 import small
 from programs import play
 from scripted import text
 
 from marft_jax import cli, train
+from marft_jax.background import users_loop
 from marft_jax.errors import BadInput
-from marft_jax.extras.gateway import rounds
+from marft_jax.extras.gateway import channel as channels
 from marft_jax.extras.gateway.channel import Channel
 from marft_jax.extras.gateway.errors import ApiError
 from marft_jax.extras.gateway.protocol import Call
@@ -176,6 +178,217 @@ def test_delays_change_nothing(monkeypatch):
     assert len(set(keys)) == len(keys) == 3 * (1 + 2 + 3 + 1 + 2)
 
 
+SEMAPHORE, LOCK = asyncio.Semaphore(2), asyncio.Lock()
+EVENT, CONDITION = asyncio.Event(), asyncio.Condition()
+POOL = asyncio.Queue(maxsize=1)
+
+
+@contextlib.asynccontextmanager
+async def turn_of_queue():
+    await POOL.put(None)
+    try:
+        yield
+    finally:
+        await POOL.get()
+
+
+@contextlib.asynccontextmanager
+async def notified():
+    async with CONDITION:
+        CONDITION.notify_all()
+    yield
+
+
+@pytest.mark.parametrize("shared", [lambda: SEMAPHORE, lambda: LOCK, turn_of_queue, notified],
+                         ids=["semaphore", "lock", "queue", "condition"])  # fmt: skip
+def test_async_objects_of_a_module_are_shared_by_all_episodes(shared, monkeypatch):
+    async def run(task, client):
+        async def ask(i):
+            async with shared():
+                await asyncio.sleep(random.random() * 0.005)
+                messages = [user(f"{task} {i}")]
+                return said(await client.chat.completions.create(model="solver", messages=messages))
+
+        texts = await asyncio.gather(*map(ask, range(3)))
+        return float(len("".join(texts)))
+
+    runs = [play(run, monkeypatch, range(4)) for _ in range(2)]
+    assert all(len(played.episodes) == 4 for played, _ in runs)
+    first, again = ([[r.key for _, r in batch] for batch in e.batches] for _, e in runs)
+    assert first == again
+
+
+def test_a_client_of_a_module_lives_as_long_as_the_run(monkeypatch):
+    own = httpx.AsyncClient(verify=False)
+
+    async def run(task, client):
+        head = {"authorization": f"Bearer {client.api_key}"}
+        body = {"model": "solver", "messages": [user("a")]}
+        for _ in range(2):
+            url = f"{client.base_url}/chat/completions"
+            assert (await own.post(url, json=body, headers=head)).status_code == 200
+        return 1.0
+
+    for _ in range(2):
+        assert len(play(run, monkeypatch, range(3))[0].episodes) == 3
+
+
+@pytest.mark.parametrize(
+    "leave", [SystemExit, KeyboardInterrupt, asyncio.CancelledError, ValueError]
+)
+def test_what_an_async_program_raises_ends_its_episode_alone(leave, monkeypatch):
+    async def run(task, client):
+        await client.chat.completions.create(model="solver", messages=[user("a")])
+
+        async def part():
+            if task == 1:
+                raise leave("mine")
+
+        await asyncio.gather(part(), asyncio.sleep(0))
+        return 1.0
+
+    played, _ = play(run, monkeypatch, (0, 1, 2), max_failed=0.5)
+    assert [e.index for e in played.episodes] == [0, 2]
+    assert leave.__name__ in played.failed[0].why
+
+
+def test_a_task_that_is_left_slows_nobody_down(monkeypatch):
+    """It beats for ever, of an episode that is over."""
+    beating = []
+
+    async def beat():
+        while True:
+            await asyncio.sleep(0.01)
+
+    async def run(task, client):
+        if task == 0:
+            beating.append(asyncio.create_task(beat()))
+        for i in range(3):
+            await client.chat.completions.create(model="solver", messages=[user(str(i))])
+            if task == 0:
+                return 1.0
+            await asyncio.sleep(0.05)
+        users_loop().call_soon(beating[0].cancel)
+        return 1.0
+
+    monkeypatch.setattr(channels, "_MOST_SECONDS", 30)
+    began = time.monotonic()
+    with monkeypatch.context() as patch:
+        patch.setattr(channels, "_MOST_PASSES", 1)
+        played, _ = play(run, monkeypatch, (1, 0), max_failed=1.0, step_seconds=20)
+    assert 1 in [e.index for e in played.episodes] and time.monotonic() - began < 20
+
+
+SEEN = {
+    "no call": lambda reply: reply.choices[0].message.tool_calls is None,
+    "no refusal": lambda reply: reply.choices[0].message.refusal is None,
+    "dump": lambda reply: json.loads(reply.model_dump_json())["choices"][0]["message"]["content"],
+    "type": lambda reply: isinstance(reply, openai.types.chat.ChatCompletion),
+    "copy": lambda reply: reply.model_copy(update={"id": "x"}).id == "x",
+    "usage": lambda reply: reply.usage.total_tokens > 3,
+}
+
+
+@pytest.mark.parametrize("seen", SEEN.values(), ids=SEEN)
+def test_an_answer_has_what_openais_has(seen, monkeypatch):
+    def run(task, client):
+        reply = client.chat.completions.create(model="solver", messages=[user("a")])
+        assert seen(reply)
+        messages = [user("a"), reply.choices[0].message, user("b")]
+        client.chat.completions.create(model="solver", messages=messages)
+        return 1.0
+
+    [episode] = play(run, monkeypatch)[0].episodes
+    assert episode.turns[1].start > 0 and episode.results[0].info["rewritten"] == 0
+
+
+def ask_raw(client, fields):
+    raw = client.chat.completions.with_raw_response.create(**fields)
+    return raw.status_code == 200 and raw.parse().choices[0].message.content
+
+
+def stream(client, fields):
+    chunks = list(client.chat.completions.create(stream=True, **fields))
+    return "".join(c.choices[0].delta.content for c in chunks)
+
+
+def stream_events(client, fields):
+    with client.chat.completions.stream(**fields) as events:
+        return events.get_final_completion().choices[0].message.content
+
+
+def respond(client, fields):
+    return client.responses.create(model=fields["model"], input=fields["messages"]).output_text
+
+
+def stream_response(client, fields):
+    told = {"model": fields["model"], "input": fields["messages"]}
+    with client.responses.stream(**told) as events:
+        return events.get_final_response().output_text
+
+
+def continue_text(client, fields):
+    reply = client.completions.create(model=fields["model"], prompt="<s>s<u>a<a>", max_tokens=9)
+    return reply.choices[0].text
+
+
+WAYS = {
+    "raw": ask_raw,
+    "stream": stream,
+    "events": stream_events,
+    "response": respond,
+    "events of a response": stream_response,
+    "completion": continue_text,
+    "options": lambda c, f: said(c.with_options(timeout=3).chat.completions.create(**f)),
+    "copy": lambda c, f: said(c.copy(max_retries=1).chat.completions.create(**f)),
+    "post": lambda c, f: said(c.post("/chat/completions", body=f, cast_to=type(
+        c.chat.completions.create(**f)))),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
+def test_a_client_does_what_openais_does(way, monkeypatch):
+    def run(task, client):
+        assert way(client, {"model": "solver", "messages": [user("a")]})
+        return 1.0
+
+    [episode] = play(run, monkeypatch, speak=lambda request: "said")[0].episodes
+    assert {turn.text for turn in episode.turns} == {"said"}
+
+
+@pytest.mark.parametrize(
+    ("more", "limit", "top_k"),
+    [({"max_tokens": 1}, 1, 0), ({"top_k": 1}, 8, 1), ({"max_tokens": 2, "top_k": 3}, 2, 3),
+     ({"max_completion_tokens": 3}, 3, 0), ({"return_token_ids": True}, 8, 0)],
+)  # fmt: skip
+@pytest.mark.parametrize("is_async", [True, False])
+def test_extra_fields_of_a_call_are_part_of_it(more, limit, top_k, is_async, monkeypatch):
+    fields = {"model": "solver", "messages": [user("a")], "extra_body": more}
+
+    async def run_async(task, client):
+        reply = await client.chat.completions.create(**fields)
+        assert hasattr(reply.choices[0], "token_ids") == ("return_token_ids" in more)
+        return 1.0
+
+    def run(task, client):
+        client.chat.completions.create(**fields)
+        return 1.0
+
+    _, engine = play(run_async if is_async else run, monkeypatch)
+    [request] = engine.requests
+    assert (request.sampling.max_new_tokens, request.sampling.top_k) == (limit, top_k)
+
+
+def test_a_framework_may_call_through_the_client_itself(monkeypatch):
+    async def run(task, client):
+        assert isinstance(client, openai.AsyncOpenAI)
+        async with client.chat.completions.stream(model="solver", messages=[user("a")]) as events:
+            seen = [event.type async for event in events]
+        return float("content.done" in seen)
+
+    assert play(run, monkeypatch, (1, 2))[0].episodes[0].reward == 1.0
+
+
 def test_a_thread_that_works_on_is_waited_for_no_longer_than_that(monkeypatch):
     async def run(task, client):
         over = threading.Event()
@@ -185,7 +398,7 @@ def test_a_thread_that_works_on_is_waited_for_no_longer_than_that(monkeypatch):
         over.set()
         return float(await working)
 
-    monkeypatch.setattr(rounds, "_MOST_SECONDS", 0.1)
+    monkeypatch.setattr(channels, "_MOST_SECONDS", 0.1)
     assert play(run, monkeypatch)[0].episodes[0].reward == 1.0
 
 
@@ -248,8 +461,8 @@ def test_a_program_that_is_never_idle_is_answered(monkeypatch):
         reader.close(), writer.close()
         return 1.0
 
-    monkeypatch.setattr(rounds, "_MOST_SECONDS", 0.3)
-    monkeypatch.setattr(rounds, "_MOST_PASSES", 10)
+    monkeypatch.setattr(channels, "_MOST_SECONDS", 0.3)
+    monkeypatch.setattr(channels, "_MOST_PASSES", 10)
     assert play(run, monkeypatch)[0].episodes[0].reward == 1.0
 
 
@@ -260,16 +473,15 @@ def test_a_program_that_is_never_idle_is_answered(monkeypatch):
         ({"stop": ""}, 400),
         ({"tools": [{}]}, 400),
         ({"messages": [user("x" * 300)]}, 400),
-        ({"messages": [user(object())]}, 400),
-        ({"stream": True}, 400),
+        ({"model": "nobody", "stream": True}, 404),
     ],
 )
 def test_a_call_that_is_refused_raises_in_the_program(fields, status, monkeypatch):
     def run(task, client):
         ask = client.chat.completions.create
-        with pytest.raises(ApiError) as refused:
+        with pytest.raises(openai.APIStatusError) as refused:
             ask(**{"model": "solver", "messages": [user("a")], **fields})
-        assert refused.value.status == status
+        assert refused.value.status_code == status
         ask(model="solver", messages=[user("a")])
         return 1.0
 
@@ -314,7 +526,7 @@ def returns_nothing(task, client):
 
 
 def hides_a_refusal(task, client):
-    with contextlib.suppress(ApiError):
+    with contextlib.suppress(openai.NotFoundError):
         client.chat.completions.create(model="nobody", messages=[user("a")])
     return 1.0
 
@@ -411,7 +623,7 @@ def test_one_episodes_token_does_not_speak_for_another(monkeypatch):
 
 
 def test_an_episode_that_is_over_takes_nothing_more():
-    over = Channel()
+    over = Channel(ask_once)
     waiting = over.take(Call("solver", ()))
     over.close()
     with pytest.raises(ApiError) as refused:

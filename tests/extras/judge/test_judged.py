@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import json
 import re
 import threading
+import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import SimpleNamespace
 from typing import Any
@@ -13,8 +16,8 @@ import pytest
 import small
 from scripted import Scripted, text
 
+from marft_jax.background import DaemonThreads
 from marft_jax.envs.base import make
-from marft_jax.envs.threads import DaemonThreads
 from marft_jax.errors import BadInput, EpisodesFailed
 from marft_jax.extras.judge.environment import Settings
 from marft_jax.extras.judge.verdicts import scores_of
@@ -293,7 +296,7 @@ def test_a_judge_that_redirects_is_refused_and_the_key_goes_nowhere(
         handler.end_headers()
 
     url, asked = judge_server(answer)
-    with pytest.raises(EpisodesFailed, match=f"Redirect response '{status}"):
+    with pytest.raises(EpisodesFailed, match=f"--env.url.*{status}"):
         play(rows, lambda _: "x", agents=(WRITER,), url=url)
     assert heard == [] and {path for path, _, _ in asked} == {"/v1/chat/completions"}
 
@@ -302,10 +305,171 @@ def test_a_judge_that_does_not_answer_in_time_loses_the_episode(rows, judge_serv
     asked = threading.Event()
     url, _ = judge_server(lambda *_: asked.wait(60) and None)
     try:
-        with pytest.raises(EpisodesFailed, match="ReadTimeout"):
+        with pytest.raises(EpisodesFailed, match="--env.url .*0.2 s .*--env.url_seconds"):
             play(rows, lambda _: "x", agents=(WRITER,), url=url, url_seconds=0.2)
     finally:
         asked.set()
+
+
+def test_a_judge_that_trickles_has_no_more_time_than_another(rows, judge_server):
+    over = threading.Event()
+
+    def answer(handler, _):
+        handler.send_response(200)
+        handler.send_header("Content-Length", "1000")
+        handler.end_headers()
+        with contextlib.suppress(OSError):
+            while not over.wait(0.05):
+                handler.wfile.write(b" ")
+                handler.wfile.flush()
+
+    url, _ = judge_server(answer)
+    began = time.monotonic()
+    with pytest.raises(EpisodesFailed, match="--env.url_seconds"):
+        play(rows, lambda _: "x", agents=(WRITER,), url=url, url_seconds=0.5)
+    over.set()
+    assert time.monotonic() - began < 20
+
+
+def verdict(messages, mark=7):
+    return reply_of(f"score {asked_nonce(messages)}: {mark}")
+
+
+def refusal(status, message, **headers):
+    """What a server writes to refuse a call."""
+
+    def write(handler):
+        body = json.dumps({"error": {"message": message, "code": "no"}}).encode()
+        handler.send_response(status)
+        for name, value in (headers | {"Content-Length": str(len(body))}).items():
+            handler.send_header(name.replace("_", "-"), value)
+        handler.end_headers()
+        handler.wfile.write(body)
+
+    return write
+
+
+@pytest.mark.parametrize(
+    ("status", "words"),
+    [(400, "Unsupported value: 'temperature' does not support 0 with this model."),
+     (400, "Only the default (1) value is supported"), (422, "temperature: extra input"),
+     (400, "{}")],
+)  # fmt: skip
+def test_a_judge_that_takes_no_temperature_is_asked_without_it(rows, judge_server, status, words):
+    def answer(handler, messages):
+        if "temperature" not in asked[-1][2]:
+            return verdict(messages)
+        return refusal(status, words)(handler)
+
+    url, asked = judge_server(answer)
+    for _ in range(2):
+        env = make(Settings(data=rows, holdout=0.0, url=url), "train")
+        team = small.team_of(Blueprint((WRITER,)), context=600, max_new_tokens=60)
+        how = find_workflow("sequential"), env.create, DaemonThreads()
+        rollout = Rollout(Scripted(lambda _: "x"), team, *how)
+        for step in range(3):
+            [episode] = rollout.play(small.samples([0]), step).episodes
+            assert episode.reward == 0.7
+        env.close()
+    with_it = ["temperature" in body for _, _, body in asked]
+    assert with_it == [True, False, False, False] * 2
+
+
+@pytest.mark.parametrize(
+    ("status", "words"),
+    [(400, "the prompt is too long"), (401, "Incorrect API key"), (403, "not your model"),
+     (404, "no such model: default"), (422, "wrong field")],
+)  # fmt: skip
+def test_what_a_judge_says_of_a_call_that_it_refuses_is_shown(rows, judge_server, status, words):
+    url, _ = judge_server(lambda handler, _: refusal(status, words)(handler))
+    with pytest.raises(EpisodesFailed, match=f"--env.url {url}: .*{status}.*{re.escape(words)}"):
+        play(rows, lambda _: "x", agents=(WRITER,), url=url)
+
+
+@pytest.mark.parametrize(
+    ("reply", "words"),
+    [({"error": {"message": "quota used up", "code": 429}}, "quota used up"), ([], "\\[\\]"),
+     ({"error": "overloaded"}, "overloaded"), ({"choices": []}, "chat completion"),
+     ({"choices": [{}]}, "chat completion"), ({"choices": 3}, "chat completion"),
+     ({"choices": [{"message": None}]}, "chat completion"), ("well", "well")],
+)  # fmt: skip
+def test_a_reply_that_is_no_completion_is_shown(rows, judge_server, reply, words):
+    url, _ = judge_server(lambda *_: reply)
+    with pytest.raises(EpisodesFailed, match=f"--env.url {url}: .*{words}"):
+        play(rows, lambda _: "x", agents=(WRITER,), url=url)
+
+
+@pytest.mark.parametrize(
+    ("status", "headers"),
+    [(429, {"Retry_After": "0.1"}), (503, {}), (429, {"Retry_After_Ms": "50"}), (500, {}),
+     (502, {"Retry_After": "soon"}), (408, {})],
+)  # fmt: skip
+def test_a_judge_that_is_busy_is_asked_again(rows, judge_server, status, headers):
+    calls = itertools.count()
+
+    def answer(handler, messages):
+        if next(calls) % 2 == 0:
+            return refusal(status, "busy", **headers)(handler)
+        return verdict(messages)
+
+    url, _ = judge_server(answer)
+    for _ in range(2):
+        episodes, _ = play(rows, lambda _: "x", agents=(WRITER,), url=url)
+        assert [episode.reward for episode in episodes] == [0.7, 0.7]
+
+
+SCORED = "score NONCE: 7"
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        [{"type": "thinking", "thinking": "score NONCE: 1"}, {"type": "text", "text": SCORED}],
+        [{"type": "text", "text": "Fine.\nscore "}, {"type": "text", "text": "NONCE: 7"}],
+        [{"type": "output_text", "text": "score NONCE: 7", "annotations": []}],
+        [{"type": "reasoning", "text": "score NONCE: 1"}, {"type": "text", "text": SCORED + "/10"}],
+        [None, {"type": "text", "text": "score NONCE: 7"}, {"type": "refusal", "refusal": "no"}],
+        "<think>score NONCE: 1</think>score NONCE: 7",
+    ],
+)  # fmt: skip
+def test_a_judge_may_answer_in_parts(rows, judge_server, parts):
+    def answer(_, messages):
+        return json.loads(json.dumps(reply_of(parts)).replace("NONCE", asked_nonce(messages)))
+
+    url, _ = judge_server(answer)
+    episodes, _ = play(rows, lambda _: "x", agents=(WRITER,), url=url)
+    assert [episode.reward for episode in episodes] == [0.7, 0.7]
+
+
+@pytest.mark.parametrize(
+    ("end", "path"),
+    [("", "/v1/chat/completions"), ("/", "/v1/chat/completions"), ("/v1", "/v1/chat/completions"),
+     ("/v1/", "/v1/chat/completions"), ("/api/v2", "/api/v2/chat/completions"),
+     ("/v1/chat/completions", "/v1/chat/completions")],
+)  # fmt: skip
+def test_the_address_of_a_judge_may_have_its_version_or_not(rows, judge_server, end, path):
+    url, asked = judge_server(lambda _, messages: verdict(messages))
+    url = url.removesuffix("/v1") + end
+    episodes, _ = play(rows, lambda _: "x", agents=(WRITER,), url=url)
+    assert [episode.reward for episode in episodes] == [0.7, 0.7]
+    assert {one for one, _, _ in asked} == {path}
+
+
+def test_proxies_are_not_for_this_machine(rows, judge_server, monkeypatch):
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
+    monkeypatch.setenv("NO_PROXY", "10.0.0.0/8,::1/128")
+    url, _ = judge_server(lambda _, messages: verdict(messages))
+    for address in (url, url.replace("127.0.0.1", "localhost")):
+        episodes, _ = play(rows, lambda _: "x", agents=(WRITER,), url=address)
+        assert [episode.reward for episode in episodes] == [0.7, 0.7]
+
+
+def test_a_judge_is_asked_through_a_proxy(rows, judge_server, monkeypatch):
+    proxy, asked = judge_server(lambda _, messages: verdict(messages))
+    monkeypatch.setenv("http_proxy", proxy.removesuffix("/v1").removeprefix("http://"))
+    episodes, _ = play(rows, lambda _: "x", agents=(WRITER,), url="http://judge.invalid")
+    assert [episode.reward for episode in episodes] == [0.7, 0.7]
+    assert {path for path, _, _ in asked} == {"http://judge.invalid/v1/chat/completions"}
 
 
 def test_the_ready_made_team_has_a_judge_that_learns_nothing(repository):

@@ -18,7 +18,7 @@ import small
 from families_of_calls import tokenizer_of
 
 from marft_jax import train
-from marft_jax.envs.threads import DaemonThreads
+from marft_jax.background import DaemonThreads
 from marft_jax.errors import BadInput
 from marft_jax.models.tokenizers.tokenizer import ByteTokenizer
 from marft_jax.team.profiles import Profile

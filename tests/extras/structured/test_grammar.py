@@ -16,7 +16,7 @@ from tokenizers import decoders, models
 from transformers import PreTrainedTokenizerFast
 
 from marft_jax import config as config_lib
-from marft_jax.envs.threads import DaemonThreads
+from marft_jax.background import DaemonThreads
 from marft_jax.errors import BadInput
 from marft_jax.extras.structured import grammar
 from marft_jax.extras.structured.grammar import check, constraint, violates

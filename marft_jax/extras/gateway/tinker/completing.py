@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 from tinker import types
 
 from marft_jax.extras.gateway import http
 from marft_jax.extras.gateway.answers import Choice
 from marft_jax.extras.gateway.errors import ApiError
-from marft_jax.extras.gateway.paths import Read
+from marft_jax.extras.gateway.paths import Read, reply_of
 from marft_jax.extras.gateway.protocol import Call
 from marft_jax.extras.gateway.served_team import choice_of
 from marft_jax.extras.gateway.tinker.service import Service
@@ -21,9 +21,7 @@ async def complete(service: Service, owner: str, read: Read, request: Request) -
     """Answers a call of OpenAI's API with saved weights of an owner, or with the base."""
     answer = read(await http.read_body(request))
     choices = await http.unless_gone(request, _choices(service, owner, answer.call))
-    if answer.call.stream:
-        return http.stream(answer.ends(choices))
-    return JSONResponse(answer.whole(choices))
+    return http.respond(reply_of(answer, choices))
 
 
 async def _choices(service: Service, owner: str, call: Call) -> list[Choice]:

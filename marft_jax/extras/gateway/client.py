@@ -1,0 +1,119 @@
+"""OpenAI's own clients, whose calls reach the program's channel without a socket."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any, NamedTuple
+
+import httpx
+import openai
+
+from marft_jax.background import UsersLoop
+from marft_jax.errors import BadInput
+from marft_jax.extras.gateway.answers import Answer, Choice
+from marft_jax.extras.gateway.channel import Channel
+from marft_jax.extras.gateway.errors import ApiError
+from marft_jax.extras.gateway.paths import READS, Reply, refusal, reply_of
+
+_HERE = "http://program/v1"
+
+
+class _Transport(httpx.BaseTransport, httpx.AsyncBaseTransport):
+    """Answers requests as the endpoint does."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        try:
+            answer, future = self._take(request)
+            return _response(reply_of(answer, future.result()))
+        except (ApiError, BadInput) as error:
+            return _response(refusal(error))
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        loop = asyncio.get_running_loop()
+        try:
+            place = loop.place if isinstance(loop, UsersLoop) else None
+            answer, future = self._take(request, place)
+            return _response(reply_of(answer, await asyncio.wrap_future(future)))
+        except (ApiError, BadInput) as error:
+            return _response(refusal(error))
+
+    def _take(
+        self, request: httpx.Request, place: Any = None
+    ) -> tuple[Answer, Future[list[Choice]]]:
+        path = request.url.path.removeprefix("/v1")
+        if request.method != "POST" or path not in READS:
+            raise ApiError(404, f"expected POST {', '.join(READS)}, got {request.method} {path}")
+        answer = READS[path](request.content)
+        return answer, self._channel.take(answer.call, place)
+
+
+def _response(reply: Reply) -> httpx.Response:
+    return httpx.Response(reply.status, headers={"content-type": reply.kind}, content=reply.body)
+
+
+class Entrance(NamedTuple):
+    """How a client reaches its program's channel, and others do by HTTP.
+
+    Attributes:
+        enter: starts the endpoint, unless it runs, and returns the URL of a channel.
+    """
+
+    channel: Channel
+    enter: Callable[[Channel], str]
+
+
+class _Http(httpx.Client):
+    entrance: Entrance
+
+
+class _AsyncHttp(httpx.AsyncClient):
+    entrance: Entrance
+
+
+class _OfProgram:
+    """What a program's client has beside OpenAI's.
+
+    Attributes:
+        base_url, api_key: of an HTTP endpoint with the same answers, for this episode alone.
+    """
+
+    _client: Any
+    api_key: Any
+
+    @property
+    def base_url(self) -> Any:
+        channel, enter = self._client.entrance
+        return enter(channel)
+
+    def _prepare_url(self, url: str) -> Any:
+        return super()._prepare_url(f"{_HERE}{url}")  # pyright: ignore
+
+    def enter(self, name: str, token: str) -> None:
+        """Sets the name in the URL and the key of the episode, before they are first read.
+
+        Those of an episode that is over may be used again if none of its callers is left.
+        """
+        channel, _ = self._client.entrance
+        channel.name = name
+        channel.token = self.api_key = token
+
+
+class Client(_OfProgram, openai.OpenAI):
+    """Client of a program."""
+
+
+class AsyncClient(_OfProgram, openai.AsyncOpenAI):
+    """Client of an ``async`` program."""
+
+
+def make_client(channel: Channel, enter: Callable[[Channel], str]) -> Client | AsyncClient:
+    """Makes the client of a program; a call is made once, and takes as long as it takes."""
+    kind, http = (AsyncClient, _AsyncHttp) if channel.is_async else (Client, _Http)
+    own: Any = http(transport=_Transport(channel), timeout=None)
+    own.entrance = Entrance(channel, enter)
+    return kind(base_url=_HERE, api_key=channel.token, http_client=own, max_retries=0)
