@@ -7,6 +7,7 @@ import json
 import socket
 import threading
 import time
+from unittest import mock
 
 import httpx
 import jax
@@ -15,6 +16,7 @@ import numpy as np
 
 from marft_jax import cli
 from marft_jax.extras.gateway import command as serve
+from marft_jax.extras.gateway import warm_up
 from marft_jax.extras.gateway.http import Limits, make_server
 from marft_jax.run.directory import write_settings
 from marft_jax.run.models import open_models
@@ -45,11 +47,13 @@ def saved_run(folder, team=None):
 
 
 @contextlib.contextmanager
-def served(run, config=None, **given):
+def served(run, config=None, warm=False, **given):
     """Serves a run, or a bare base; yields a client, and after it all is gone that was begun."""
+    cold = mock.patch.object(warm_up, "warm_up", lambda team: None)
     limits = given.get("limits", Limits())
     before = set(threading.enumerate())
     with (
+        contextlib.nullcontext() if warm else cold,
         serve.open_app(run, config or cli.configure_run(run), **given) as app,
         socket.create_server(("127.0.0.1", 0)) as listener,
     ):

@@ -55,8 +55,11 @@ class PendingCall(NamedTuple):
 class Channel:
     """A program of an episode.
 
+    Args:
+        enter: starts the endpoint, unless it runs, and returns the URL of an episode.
+
     Attributes:
-        task, client: what the program is given.
+        play, task, client: the program, and what it is given.
         is_async: it runs on the event loop of users' code, and its calls come in rounds.
         started: a workflow answers its calls.
         returned: its reward, once a pause has ended without calls.
@@ -65,8 +68,9 @@ class Channel:
             key that a caller must send with it.
     """
 
-    def __init__(self, play: Play) -> None:
-        self._play, self.is_async = play, inspect.iscoroutinefunction(play)
+    def __init__(self, play: Play, enter: Callable[[Channel], str]) -> None:
+        self.play, self.is_async = play, inspect.iscoroutinefunction(play)
+        self._enter = enter
         self._lock, self._closed, self._over = threading.RLock(), False, False
         self._held, self._open = list[PendingCall](), list[PendingCall]()
         self._error: BaseException | None = None
@@ -79,6 +83,10 @@ class Channel:
         self.returned: Any = None
         self.sent: Any = None
         self.name, self.token = secrets.token_hex(8), secrets.token_urlsafe()
+
+    def url(self) -> str:
+        """Returns the URL of the episode."""
+        return self._enter(self)
 
     def start(self) -> None:
         """Runs the program: an ``async`` one on the event loop of users' code, until it waits;
@@ -93,7 +101,7 @@ class Channel:
 
     def _run(self) -> None:
         try:
-            self.returned = self._play(self.task, self.client)
+            self.returned = self.play(self.task, self.client)
         except BaseException as error:  # sys.exit too: it ends the episode
             self._error = error
         self._finish()
@@ -101,7 +109,7 @@ class Channel:
     async def _run_async(self) -> None:
         self._root = users_loop().place
         try:
-            self.returned = await self._play(self.task, self.client)
+            self.returned = await self.play(self.task, self.client)
         except BaseException as error:
             self._error = error
         self._finish()

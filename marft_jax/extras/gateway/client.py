@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Any, NamedTuple
+from typing import Any
 
 import httpx
 import openai
@@ -56,23 +55,12 @@ def _response(reply: Reply) -> httpx.Response:
     return httpx.Response(reply.status, headers={"content-type": reply.kind}, content=reply.body)
 
 
-class Entrance(NamedTuple):
-    """How a client reaches its program's channel, and others do by HTTP.
-
-    Attributes:
-        enter: starts the endpoint, unless it runs, and returns the URL of a channel.
-    """
-
-    channel: Channel
-    enter: Callable[[Channel], str]
-
-
 class _Http(httpx.Client):
-    entrance: Entrance
+    channel: Channel
 
 
 class _AsyncHttp(httpx.AsyncClient):
-    entrance: Entrance
+    channel: Channel
 
 
 class _OfProgram:
@@ -87,8 +75,7 @@ class _OfProgram:
 
     @property
     def base_url(self) -> Any:
-        channel, enter = self._client.entrance
-        return enter(channel)
+        return self._client.channel.url()
 
     def _prepare_url(self, url: str) -> Any:
         return super()._prepare_url(f"{_HERE}{url}")  # pyright: ignore
@@ -98,9 +85,9 @@ class _OfProgram:
 
         Those of an episode that is over may be used again if none of its callers is left.
         """
-        channel, _ = self._client.entrance
-        channel.name = name
-        channel.token = self.api_key = token
+        channel = self._client.channel
+        channel.name, channel.token = name, token
+        self.api_key = token
 
 
 class Client(_OfProgram, openai.OpenAI):
@@ -111,9 +98,9 @@ class AsyncClient(_OfProgram, openai.AsyncOpenAI):
     """Client of an ``async`` program."""
 
 
-def make_client(channel: Channel, enter: Callable[[Channel], str]) -> Client | AsyncClient:
+def make_client(channel: Channel) -> Client | AsyncClient:
     """Makes the client of a program; a call is made once, and takes as long as it takes."""
     kind, http = (AsyncClient, _AsyncHttp) if channel.is_async else (Client, _Http)
     own: Any = http(transport=_Transport(channel), timeout=None)
-    own.entrance = Entrance(channel, enter)
+    own.channel = channel
     return kind(base_url=_HERE, api_key=channel.token, http_client=own, max_retries=0)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from marft_jax.envs.base import EVAL_SEEDS, EnvSource, Split
@@ -36,6 +36,8 @@ def source(play: Play, split: Split, is_game: bool = False) -> EnvSource:
     Args:
         is_game: each agent earns its own reward, and none is paid to the whole team.
     """
+    from marft_jax.extras.gateway.client import make_client
+
     started, lock = list["Endpoint"](), threading.Lock()
 
     def enter(channel: Channel) -> str:
@@ -46,12 +48,16 @@ def source(play: Play, split: Split, is_game: bool = False) -> EnvSource:
                 started.append(Endpoint())
         return started[0].enter(channel)
 
+    def create() -> ProgramEnv:
+        channel = Channel(play, enter)
+        channel.client = make_client(channel)
+        return ProgramEnv(channel, EVAL_SEEDS if split == "eval" else 0, is_game)
+
     def close() -> None:
         while started:
             started.pop().close()
 
-    first = EVAL_SEEDS if split == "eval" else 0
-    return EnvSource(lambda: ProgramEnv(play, first, enter, is_game), close=close)
+    return EnvSource(create, close=close)
 
 
 class ProgramEnv:
@@ -63,19 +69,13 @@ class ProgramEnv:
         players: in a game, the player of each agent: itself.
     """
 
-    def __init__(
-        self, play: Play, first: int, enter: Callable[[Channel], str], is_game: bool = False
-    ) -> None:
-        self.play, self._first, self._enter = play, first, enter
+    def __init__(self, program: Channel, first: int, is_game: bool = False) -> None:
+        self.program, self.play, self._first = program, program.play, first
         self.players = (lambda names: dict(zip(names, names, strict=True))) if is_game else None
-        self.program = Channel(play)
-        weakref.finalize(self, self.program.close)
+        weakref.finalize(self, program.close)
 
     def reset(self, seed: int) -> str:
-        from marft_jax.extras.gateway.client import make_client
-
         self.program.task = seed + self._first
-        self.program.client = make_client(self.program, self._enter)
         return f"task {self.program.task}"
 
     def step(self, turns: Sequence[Turn]) -> StepResult:

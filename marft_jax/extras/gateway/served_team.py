@@ -55,12 +55,15 @@ class ServedTeam:
         self.models = (TEAM, *team.names)
         self.one_of_each_base = tuple(dict(zip(team.bases, team.names, strict=True)).values())
 
-    async def answer(self, call: Call, watch: Watch | None = None) -> list[Choice]:
+    async def answer(
+        self, call: Call, watch: Watch | None = None, ends: bool = True
+    ) -> list[Choice]:
         """Samples the choices of a call.
 
         Args:
             watch: is given a choice's number, its prompt and its ids so far, of an agent alone, in
                 another thread.
+            ends: an end token ends an action of an agent alone.
 
         Raises:
             ApiError: no such model, or too long a prompt.
@@ -69,7 +72,15 @@ class ServedTeam:
         seed = secrets.randbelow(_SEEDS) if call.seed is None else call.seed % _SEEDS
         if call.model == TEAM:
             return await self._play(call, seed)
-        return await self._ask(call, seed, self._team.names.index(call.model), watch)
+        return await self._ask(call, seed, self._team.names.index(call.model), watch, ends)
+
+    def encode(self, model: str, text: str) -> list[int]:
+        """Encodes a text as an agent reads it."""
+        return self._team.tokenizers[self._team.names.index(model)].encode(text)
+
+    def longest_prompt(self, model: str) -> int:
+        """Tokens of an agent's prompt, at most; two are left for an action."""
+        return self._team.contexts[self._team.names.index(model)] - 2
 
     def find(self, name: str) -> str:
         """Returns the name of a model; raises ``ApiError`` if there is no such model."""
@@ -95,6 +106,7 @@ class ServedTeam:
         seed: int,
         agent: int,
         watch: Watch | None,
+        ends: bool,
     ) -> list[Choice]:
         check_tools(self._team.tokenizers[agent], call)
         form = form_of(self._team, agent, call)
@@ -113,6 +125,7 @@ class ServedTeam:
                     key,
                     base=self._team.bases[agent],
                     form=form,
+                    ends=ends,
                 )
                 seen = None if watch is None else functools.partial(watch, i, prompt)
                 waits.append(asyncio.wrap_future(self._batcher.submit(request, seen)))

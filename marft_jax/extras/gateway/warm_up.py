@@ -1,4 +1,4 @@
-"""Compiles the programs that usual calls need, before a server takes calls."""
+"""Compiles the programs that calls need, before a server takes calls."""
 
 from __future__ import annotations
 
@@ -6,56 +6,47 @@ import asyncio
 import contextlib
 import json
 import sys
-from collections.abc import Iterator
-from typing import Any
+import time
+
+from rich.console import Console
 
 from marft_jax.extras.gateway.errors import ApiError
-from marft_jax.extras.gateway.protocol import read_call
-from marft_jax.extras.gateway.served_team import TEAM, ServedTeam
+from marft_jax.extras.gateway.protocol import Call
+from marft_jax.extras.gateway.served_team import ServedTeam
+from marft_jax.parallel.ladder import bucket
 from marft_jax.run.metrics import Compilations
+from marft_jax.run.progress import Progress
 
-_TEXT = "answer in one short sentence: how many days are there in a week?"
-_SCHEMA = {"type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]}
-_TOOL = {"name": "look_up", "description": "Looks a word up.", "parameters": _SCHEMA}
-_FORM = {"type": "json_schema", "json_schema": {"name": "answer", "schema": _SCHEMA}}
-_KINDS: dict[str, dict[str, Any]] = {
-    "a call": {},
-    "a call with tools": {"tools": [{"type": "function", "function": _TOOL}]},
-    "an answer with a schema": {"response_format": _FORM},
-}
+_LONGEST = 1024  # tokens of a prompt
+_FORM = json.dumps({"type": "string"})
 
 
 def warm_up(team: ServedTeam) -> None:
-    """Answers a short conversation of each usual kind, and says how long its programs took to
-    compile.
+    """Has prompts of each length answered: with any text, and with a form, as in calls with tools
+    and schemas; new prompts, and those whose first half was read before.
 
-    A kind that a model does not offer is left out. Programs for prompts of other lengths, and for
-    several calls at once, are compiled when the first such call comes.
+    Programs for longer prompts, and for several calls at once, are compiled when the first such
+    call comes.
     """
-    with Compilations() as compilations:
-        for what, calls in _usual_calls(team):
-            _say(f"compiles what {what} needs")
-            with contextlib.suppress(ApiError):
-                for fields in calls:
-                    asyncio.run(team.answer(read_call(json.dumps(fields).encode())))
-            found = compilations.metrics()
-            number, seconds = found["device/compiled"], found["time/compile_s"]
-            _say(f"{what}: {number:.0f} programs in {seconds:.1f} s")
-
-
-def _say(line: str) -> None:
+    console, began = Console(file=sys.stderr), time.monotonic()
+    with Compilations() as compilations, Progress("marft_jax: compiles", console) as progress:
+        lengths = [(model, n) for model in team.one_of_each_base for n in _lengths(team, model)]
+        asked = [(*own, form) for own in lengths for form in ("", _FORM)]
+        for done, (model, length, form) in enumerate(asked):
+            progress(done, len(asked), f", prompts of {length} tokens")
+            ids = team.encode(model, f"{done}. " + f"How are you, {model}? " * length)[:length]
+            other = team.encode(model, f"{done} and so on, as before. " * length)
+            with contextlib.suppress(ApiError):  # no form is offered
+                for prompt in (ids, [*ids[: length // 2], *other][:length]):
+                    how = {"max_new_tokens": 2, "temperature": 0.0}
+                    call = Call(model, (), how, form=form, prompts=(tuple(prompt),))
+                    asyncio.run(team.answer(call, ends=False))
+    found, seconds = compilations.metrics(), time.monotonic() - began
+    line = f"{found['device/compiled']:.0f} programs are compiled, in {seconds:.1f} s"
     print(f"marft_jax: {line}", file=sys.stderr, flush=True)
 
 
-def _usual_calls(team: ServedTeam) -> Iterator[tuple[str, list[dict[str, Any]]]]:
-    """The first and the second call of conversations; these begin with different texts, as the
-    beginning of a prompt that was read before is not read again."""
-    shared = {"max_tokens": 2, "temperature": 0}
-    later = [{"role": "assistant", "content": "Seven."}, {"role": "user", "content": "Why?"}]
-    first = [{"role": "user", "content": f"To the team, {_TEXT}"}]
-    yield TEAM, [{"model": TEAM, "messages": first, **shared}]
-    for model in team.one_of_each_base:
-        for number, (kind, own) in enumerate(_KINDS.items()):
-            first = [{"role": "user", "content": f"{number}. To {model}, {_TEXT}"}]
-            calls = [{"messages": first}, {"messages": [*first, *later]}]
-            yield f"{kind} ({model})", [{"model": model, **shared, **own, **c} for c in calls]
+def _lengths(team: ServedTeam, model: str) -> list[int]:
+    """Lengths of prompts for which different programs are compiled."""
+    most = min(team.longest_prompt(model), _LONGEST)
+    return sorted({min(bucket(n, 16, rungs=2), most) for n in range(1, most + 1)})

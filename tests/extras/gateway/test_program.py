@@ -623,7 +623,7 @@ def test_one_episodes_token_does_not_speak_for_another(monkeypatch):
 
 
 def test_an_episode_that_is_over_takes_nothing_more():
-    over = Channel(ask_once)
+    over = Channel(ask_once, lambda channel: "")
     waiting = over.take(Call("solver", ()))
     over.close()
     with pytest.raises(ApiError) as refused:

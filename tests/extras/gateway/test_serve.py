@@ -7,6 +7,7 @@ import contextlib
 import json
 import os
 import queue
+import re
 import signal
 import socket
 import subprocess
@@ -21,7 +22,7 @@ import pytest
 from serving import KEY, events, saved_run, served
 
 from marft_jax.engine.engine import Engine
-from marft_jax.extras.gateway import answers, protocol, warm_up
+from marft_jax.extras.gateway import answers, protocol
 from marft_jax.extras.gateway import command as serve
 from marft_jax.extras.gateway.app import Metrics
 from marft_jax.extras.gateway.errors import ApiError
@@ -251,23 +252,33 @@ def test_64_callers_get_each_their_own(client):
     assert all(("turns" in choices[0]) == (i % 3 == 2) for i, choices in enumerate(together))
 
 
-def test_what_usual_calls_need_is_compiled_before_calls_are_taken(run, monkeypatch):
-    said, text = (
-        [],
-        "Which days of a week are there, and why are they so many of them, and no more?",
-    )
-    monkeypatch.setattr(warm_up, "_say", said.append)
-    with served(run) as client:
-        assert [line.split(":")[0] for line in said[1::2]] == [
-            "team",
-            "a call (solver)",
-            "a call with tools (solver)",
-            "an answer with a schema (solver)",
-        ]
+CALLS = {
+    "a question": {},
+    "a long question": {"content": "Which days of a week are there, and why so many? " * 2},
+    "a schema": FORM,
+    "tools": {"tools": [{"type": "function", "function": {"name": "look_up", "parameters": {
+        "type": "object", "properties": {"word": {"type": "string"}}, "required": ["word"]}}}]},
+    "an answer after others": {"before": ["How?", "So.", "Why?", "Because."]},
+    "many tokens": {"temperature": 5.0, "seed": 3},
+    "a team": {"model": "team"},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_a_call_needs_is_compiled_before_calls_are_taken(run, stream, capsys):
+    with served(run, warm=True) as client:
+        line = capsys.readouterr().err.splitlines()[-1]
+        assert re.fullmatch(r"marft_jax: \d+ programs are compiled, in [\d.]+ s", line)
         with Compilations() as compilations:
-            for fields in ({}, FORM):
-                answer(client, text, **fields)
-            assert compilations.metrics()["device/compiled"] == 0
+            for what, fields in CALLS.items():
+                talk = [*fields.get("before", []), fields.get("content", "Which days are there?")]
+                messages = [{"role": ("user", "assistant")[i % 2], "content": text}
+                            for i, text in enumerate(talk)]  # fmt: skip
+                own = {k: v for k, v in fields.items() if k not in ("before", "content")}
+                body = {"model": "solver", "messages": messages, "stream": stream, **own}
+                reply = client.post("/v1/chat/completions", json=body)
+                assert reply.status_code == 200, reply.text
+                assert compilations.metrics()["device/compiled"] == 0, what
 
 
 def test_models_health_and_metrics(client):

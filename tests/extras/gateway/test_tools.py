@@ -6,11 +6,11 @@ import asyncio
 import json
 
 import numpy as np
+import openai
 import pytest
 import small
 from programs import LLAMA, MISTRAL, TAGGED, play, with_template
 
-from marft_jax.extras.gateway.errors import ApiError
 from marft_jax.extras.gateway.protocol import read_call
 from marft_jax.models.tokenizers.tokenizer import FALLBACK_TEMPLATE, ByteTokenizer
 from marft_jax.tools import find_calls, for_model
@@ -92,15 +92,11 @@ def test_what_was_sampled_is_trained_through_tools_and_calls_side_by_side(form, 
                 model=name, messages=messages, tools=[ADD], max_tokens=199
             )
             [choice] = reply.choices
-            messages.append({"role": "assistant", "content": choice.message.content})
-            calls = getattr(choice.message, "tool_calls", [])
+            messages.append(choice.message)
+            calls = choice.message.tool_calls or []
             assert (choice.finish_reason == "tool_calls") == bool(calls)
             kinds.add(len(calls))
             if calls:
-                messages[-1]["tool_calls"] = [
-                    {"id": call.id, "type": "function", "function": vars(call.function)}
-                    for call in calls
-                ]
                 messages += [
                     {"role": "tool", "tool_call_id": call.id, "content": str(i)} for call in calls
                 ]
@@ -211,9 +207,8 @@ def test_a_call_that_is_required_constrains_what_is_sampled_and_an_answer_may_fo
                 "expected a name that a call of",
             ),
         ):
-            with pytest.raises(ApiError, match=message) as refused:
+            with pytest.raises(openai.BadRequestError, match=message):
                 ask(**more)
-            assert refused.value.status == 400
         return 1.0
 
     team = small.team(2, context=4000, max_new_tokens=99)
@@ -237,9 +232,8 @@ def test_tools_are_refused_where_the_form_of_the_templates_calls_is_unknown(monk
         ask = client.chat.completions.create
         answer = {"role": "tool", "content": "1", "tool_call_id": "a"}
         for more in ({"tools": [ADD]}, {"messages": [user("a"), answer]}):
-            with pytest.raises(ApiError, match="template that writes calls as one") as refused:
+            with pytest.raises(openai.BadRequestError, match="template that writes calls as"):
                 ask(**{"model": "solver", "messages": [user("a")], **more})
-            assert refused.value.status == 400
         ask(model="solver", messages=[user("a")], tools=[ADD], tool_choice="none")
         return 1.0
 
@@ -258,7 +252,7 @@ def test_a_template_without_tools_has_fenced_calls_of_known_tools_alone(monkeypa
         talk += [own, {"role": "tool", "content": "2", "tool_call_id": call.id}]
         assert ask(model="solver", messages=talk, tools=[ADD]).choices[0].message.content == "2"
         plain = ask(model="solver", messages=[user("b?")], tools=[ADD]).choices[0].message
-        assert not hasattr(plain, "tool_calls") and plain.content == "```call sub\n```"
+        assert plain.tool_calls is None and plain.content == "```call sub\n```"
         return 1.0
 
     team = small.team(2, context=600, max_new_tokens=60)
@@ -276,7 +270,7 @@ def test_a_caller_may_want_one_call_at_a_time_and_some_of_the_tools_alone(monkey
         def called(**more):
             talk = {"model": "solver", "messages": [user("a?")], "tools": tools, **more}
             message = client.chat.completions.create(**talk).choices[0].message
-            return [call.function.name for call in getattr(message, "tool_calls", [])]
+            return [call.function.name for call in message.tool_calls or []]
 
         assert called() == ["sub", "add", "add"]
         assert called(parallel_tool_calls=False) == ["sub"]
