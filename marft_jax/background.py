@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import inspect
 import logging
 import selectors
@@ -198,9 +197,15 @@ def _report(loop: Any, context: dict[str, Any]) -> None:
         LOGGER.warning("async code failed: %s%s", described(error), place(error))
 
 
-@functools.cache
+_LOCK = threading.Lock()
+_USERS = list[Background]()
+
+
 def _users() -> Background:
-    return Background("async code", UsersLoop())
+    with _LOCK:
+        if not _USERS:
+            _USERS.append(Background("async code", UsersLoop()))
+    return _USERS[0]
 
 
 def users_loop() -> UsersLoop:
