@@ -154,6 +154,15 @@ def check_targets(configs: Sequence[Any], targets: Sequence[str]) -> None:
         )
 
 
+def check_rank(config: Any, targets: Sequence[str], rank: int) -> None:
+    """Raises ``BadInput`` for a rank above that of every matrix that has an adapter."""
+    pairs = (x for name in adapted(config, targets) for x in config.adaptable()[name])
+    if rank > (most := max((min(x.d_in, x.d_out) for x in pairs), default=rank)):
+        raise BadInput(
+            f"--lora.rank: expected at most {most}, the rank of the base's matrices, got {rank}"
+        )
+
+
 def counts(config: Any, targets: Sequence[str]) -> str:
     """Says how many matrices of each kind of part have an adapter, as in ``attention 2 of 4``."""
     names, found = adapted(config, targets), dict[str, list[bool]]()

@@ -7,8 +7,10 @@ import functools
 import itertools
 import logging
 import os
+import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -23,10 +25,11 @@ from marft_jax.errors import BadInput, reason
 from marft_jax.learning.settings import LearnerSettings, resolve, resolved
 from marft_jax.learning.state_parts import StatePart, find_state_parts
 from marft_jax.models.decoder_config import DecoderConfig
-from marft_jax.models.lora import Adapters, check_targets, named
+from marft_jax.models.lora import Adapters, check_rank, check_targets, named
 from marft_jax.models.weights.load import BaseModel, load_base
 from marft_jax.parallel import compilation, processes
 from marft_jax.parallel import mesh as mesh_lib
+from marft_jax.run import memory
 from marft_jax.run.progress import Progress
 from marft_jax.setting import Derived, get, replaced, settings, words_of
 from marft_jax.team.assemble import make_team
@@ -89,7 +92,7 @@ class TeamModels(NamedTuple):
 
 @contextlib.contextmanager
 def open_models(
-    config: Config, blueprint: Blueprint, devices: Devices | None = None
+    config: Config, blueprint: Blueprint, trains_on: Devices | None = None
 ) -> Iterator[TeamModels]:
     """Opens the devices, loads the bases onto them, and makes the team. When it is closed, it holds
     no weights any more.
@@ -97,8 +100,8 @@ def open_models(
     Raises:
         BadInput: a mesh, a model or a team that does not fit.
     """
-    given, devices = config, devices or open_devices(config.mesh)
-    bases, contexts = load_bases(config, blueprint, devices)
+    given, devices = config, trains_on or open_devices(config.mesh)
+    bases, contexts = load_bases(config, blueprint, devices, trains=bool(trains_on))
     config = with_context(config, contexts.get(MAIN, config.model.context))
     talk = {name: (base.tokenizer, contexts[name]) for name, base in bases.items()}
     team = make_team(config.team, config.lora.mode, blueprint, talk)
@@ -143,21 +146,33 @@ def open_devices(mesh: config_lib.Mesh) -> Devices:
 
 
 def load_bases(
-    config: Config, blueprint: Blueprint, devices: Devices
+    config: Config, blueprint: Blueprint, devices: Devices, trains: bool
 ) -> tuple[dict[str, BaseModel], dict[str, int]]:
-    """Loads each base that an agent is on; its context and its matrices are checked before.
+    """Loads each base that an agent is on; its context and its matrices are checked before, and
+    those of a training also for their rank and the memory.
 
     Returns:
         The bases, and the context of each: longest prompt and action together, in tokens.
     """
     models = models_of(config.model, blueprint.bases, blueprint.on)
     shapes, contexts = list[DecoderConfig](), dict[str, int]()
+    lora, needed = config.lora, Counter[str]()
 
     def check(name: str, shape: DecoderConfig) -> None:
         shapes.append(shape)
         contexts[name] = context_of(name, models[name], shape.max_position)
         if len(shapes) == len(models):
-            check_targets(shapes, config.lora.targets)
+            check_targets(shapes, lora.targets)
+        if trains:
+            check_rank(shape, lora.targets, lora.rank)
+            members = [
+                a for a, on in zip(blueprint.agents, blueprint.on, strict=True) if on == name
+            ]
+            where, context = devices.learning, contexts[name]
+            needed.update(memory.least(config, models[name], shape, context, members, where))
+            line = memory.check(needed, where, len(blueprint.agents), lora.rank)
+            if len(shapes) == len(models) and processes.is_lead():
+                print(f"marft_jax: {line}", file=sys.stderr, flush=True)
 
     bases = {
         name: load_onto(devices, model, functools.partial(check, name), name)
