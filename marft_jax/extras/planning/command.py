@@ -15,8 +15,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
-from collections.abc import Sequence
-from typing import Any, NoReturn
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from rich.console import Console
 
@@ -26,6 +26,9 @@ from marft_jax.errors import BadInput
 from marft_jax.extras.planning import emit
 from marft_jax.learning.checking import check_team
 from marft_jax.setting import check_local
+
+if TYPE_CHECKING:
+    from marft_jax.extras.planning.verdict import Plan
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
@@ -49,30 +52,44 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
         unread.log(unread.warning(config))
         check_team(config)
         # after the settings are checked: JAX takes seconds to import
-        from marft_jax.extras.planning import verdict
-        from marft_jax.extras.planning.planner import plans
+        from marft_jax.extras.planning.planner import described, plans
         from marft_jax.extras.planning.topology import find_topology
 
-        topology = find_topology(own.topology)
+        topology = find_topology(own.topology, must_compile=not own.emit)
         hosts = emit.hosts_of(topology)
         job = emit.Job(own.emit, config, *cli.split(rest), hosts, servers, own.image)
         if own.emit:
             emit.check(job)
-        found = plans(_elsewhere(config) if servers else config, topology, console.print)
-        if own.json:
-            numbers = {base: verdict.numbers(own) for base, own in found.items()}
-            print(json.dumps({"bases": numbers} if len(found) > 1 else numbers.popitem()[1]))
+        config = _elsewhere(config) if servers else config
+        if topology.compiles:
+            found = plans(config, topology, console.print)
+            _show(found, own.json, console)
+            runs = {base: each.run for base, each in found.items()}
+            fits = all(each.fits for each in found.values())
         else:
-            for base, each in found.items():
-                console.print(*([f"\nbase {base}:"] if len(found) > 1 else []))
-                console.print(verdict.memory_table(each), verdict.programs_table(each))
-                console.print(verdict.verdict(each))
-        fits = all(each.fits for each in found.values())
+            runs, fits = described(config, topology), True
+            console.print(
+                f"{own.topology}: no GPU compiler here, so it was not checked that the run fits; "
+                'pip install -e ".[gpu-plans]" checks it'
+            )
         if own.emit and fits:
-            run = next(each.run for each in found.values() if each.run.team.adapters)
+            run = next(run for run in runs.values() if run.team.adapters)
             job = job._replace(config=run.config)
             console.print(emit.write(job, run.mesh.shape, run.team, own.out))
     sys.exit(0 if fits else 1)
+
+
+def _show(found: Mapping[str, Plan], as_json: bool, console: Console) -> None:
+    from marft_jax.extras.planning import verdict
+
+    if as_json:
+        numbers = {base: verdict.numbers(each) for base, each in found.items()}
+        print(json.dumps({"bases": numbers} if len(found) > 1 else numbers.popitem()[1]))
+        return
+    for base, each in found.items():
+        console.print(*([f"\nbase {base}:"] if len(found) > 1 else []))
+        console.print(verdict.memory_table(each), verdict.programs_table(each))
+        console.print(verdict.verdict(each))
 
 
 def _elsewhere(config: Config) -> Config:

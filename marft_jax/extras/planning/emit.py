@@ -7,6 +7,7 @@ elsewhere the job names the first process.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -119,9 +120,11 @@ class Job(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Name of the job: that of the run, as Kubernetes allows it."""
-        own = re.sub("[^a-z0-9]+", "-", Path(self.config.run.dir).name.lower())
-        return f"marft-{own[:30].strip('-')}".strip("-")
+        """Name of the job: that of the run, with a digest where Kubernetes does not allow that."""
+        run = self.config.run.dir
+        own = re.sub("[^a-z0-9]+", "-", Path(run).name.lower())[:30].strip("-")
+        digest = hashlib.sha256(run.encode("utf-8", "surrogatepass")).hexdigest()[:6]
+        return "-".join(filter(None, ("marft", own, digest if own != Path(run).name else "")))
 
 
 def hosts_of(topology: Topology) -> Hosts:

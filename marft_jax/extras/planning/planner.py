@@ -37,6 +37,18 @@ def plans(
     Raises:
         BadInput: the model, the team or the mesh is wrong.
     """
+    found = dict[str, verdict.Plan]()
+    for base, run in described(config, topology).items():
+        log(title(run, topology))
+        programs = compiled(run, log)
+        memory, peaks = verdict.memory_of(run, programs)
+        costs = cost.costs(run, programs)
+        found[base] = verdict.Plan(run, topology, programs, costs, memory, peaks)
+    return {base: verdict.beside(plan, found) for base, plan in found.items()}
+
+
+def described(config: config_lib.Config, topology: Topology) -> dict[str, PlannedRun]:
+    """Describes a run on a topology for each base, and compiles nothing; raises as ``plans``."""
     blueprint = load_team(config.team.file)
     teachers = blueprint.teachers if isinstance(config.algo, Distill) else ()
     taught_by = [teacher.base or "" if teacher else "" for teacher in teachers]
@@ -51,19 +63,14 @@ def plans(
     lora.check_targets([decoders[base] for base in talk], config.lora.targets)
     team = make_team(config.team, config.lora.mode, blueprint, talk)
     work = step_work(config, team, workflow_of(config.team, blueprint))
-    algorithm, found = find_algorithm(config.algo.name), dict[str, verdict.Plan]()
+    algorithm, found = find_algorithm(config.algo.name), dict[str, PlannedRun]()
     for base, decoder in decoders.items():
         own = dataclasses.replace(config, model=models[base])
         parts = [on_base(team, work, base, on) for on in (team.bases, taught_by) if base in on]
         (members, part), taught = parts[0], parts[-1] if base in taught_by else None
         place = [*talk].index(base) if base in talk else 0, len(talk)
-        run = describe(own, members, algorithm, decoder, part, topology, taught, place)
-        log(title(run, topology))
-        programs = compiled(run, log)
-        memory, peaks = verdict.memory_of(run, programs)
-        costs = cost.costs(run, programs)
-        found[base] = verdict.Plan(run, topology, programs, costs, memory, peaks)
-    return {base: verdict.beside(plan, found) for base, plan in found.items()}
+        found[base] = describe(own, members, algorithm, decoder, part, topology, taught, place)
+    return found
 
 
 def title(run: PlannedRun, topology: Topology) -> str:

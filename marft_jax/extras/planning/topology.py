@@ -39,6 +39,7 @@ class Topology(NamedTuple):
         host: the devices of one host as a topology of its own; a process's programs use it.
         hosts: number of hosts.
         chip: limits of a chip; None for virtual devices, which have none.
+        compiles: False where virtual devices stand for GPUs whose compiler is missing.
     """
 
     name: str
@@ -46,6 +47,7 @@ class Topology(NamedTuple):
     host: Sequence[Any]
     hosts: int
     chip: Chip | None
+    compiles: bool = True
 
     @property
     def per_host(self) -> int:
@@ -53,8 +55,11 @@ class Topology(NamedTuple):
         return len(self.devices) // self.hosts
 
 
-def find_topology(name: str) -> Topology:
+def find_topology(name: str, must_compile: bool = True) -> Topology:
     """Finds hardware by name. Afterwards JAX does not use accelerators of this machine.
+
+    Args:
+        must_compile: False: GPUs may be described without their compiler.
 
     Raises:
         BadInput: there is no such chip or shape, or its compiler is not installed.
@@ -68,7 +73,14 @@ def find_topology(name: str) -> Topology:
     if kind not in ("cpu", *GPUS) or len(sizes) not in (1, 2):
         raise BadInput(f"--topology: expected {_HOW}, got {name!r}; GPUs are {', '.join(GPUS)}")
     hosts, each = [1, *sizes][-2:]
-    return _virtual(name, hosts, each) if kind == "cpu" else _gpus(name, kind, hosts, each)
+    if kind == "cpu":
+        return _virtual(name, hosts, each)
+    try:
+        return _gpus(name, kind, hosts, each)
+    except BadInput:
+        if must_compile:
+            raise
+    return _virtual(name, hosts, each)._replace(compiles=False)
 
 
 def _virtual(name: str, hosts: int, each: int) -> Topology:

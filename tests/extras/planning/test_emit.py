@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
+import json
 import os
 import re
 import signal
@@ -32,6 +33,12 @@ from marft_jax.types import MAIN
 # chips of a host and hosts of each, as the compilers tell them
 SHAPES = {"v5e:4x4": (4, 4), "v5p:4x4x4": (4, 16), "h100:2x8": (8, 2), "h100:8": (8, 1)}
 BASE = "Qwen/Qwen2.5-7B-Instruct"
+SMALL = {
+    "architectures": ["LlamaForCausalLM"], "vocab_size": 320, "hidden_size": 16,
+    "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2,
+    "num_key_value_heads": 2, "max_position_embeddings": 512,
+}  # fmt: skip
+EMIT = ["--emit", "slurm", "--out", "/nowhere/job.sh"]
 MESH = {"data": 2, "fsdp": 1, "tensor": 4}
 WORDS = [
     "it's $HOME $(date) `id` $$ $(JOB_COMPLETION_INDEX)",
@@ -302,6 +309,62 @@ def test_a_base_that_nobody_can_load_is_refused(words, servers, message, reposit
         job_of("slurm", "h100:8", servers, config=settings("runs/mine", *words))
 
 
+RUNS = [
+    "a_b", "a.b", "A-b", "L\u00e4uf 1", "\u65e5\u672c", "\u6771\u4eac", "-x-", "targets=[q,v]",
+    "1", *(f"sweep-of-many-settings-with-seed-{seed}" for seed in (1, 2)),
+]  # fmt: skip
+
+
+def test_runs_of_any_names_are_jobs_of_different_names_that_clusters_allow():
+    names = [job_of("slurm", "h100:8", None, f"runs/{name}").name for name in (*RUNS, "a-b")]
+    assert len({*names}) == len(names) and names[-1] == "marft-a-b"
+    for name in names:
+        assert re.fullmatch("[a-z]([a-z0-9-]*[a-z0-9])?", name) and len(name) < 45
+
+
+WITHOUT_COMPILER = pytest.mark.skipif(
+    bool(importlib.util.find_spec("jax_plugins")), reason="a GPU's compiler is installed"
+)
+
+
+@WITHOUT_COMPILER
+@pytest.mark.parametrize(
+    "where, mesh",
+    [("h100:1", "1 1 1"), ("h100:2", "2 1 1"), ("a100:2x4", "4 1 2"), ("h100:2x2", "2 1 2")],
+)
+@pytest.mark.parametrize("more", [(), ("--servers", "h100:2x1")], ids=str)
+def test_a_job_for_gpus_is_written_without_their_compiler(tmp_path, capsys, where, mesh, more):
+    (tmp_path / "config.json").write_text(json.dumps(SMALL))
+    (tmp_path / "model.safetensors").touch()
+    out = tmp_path / "job.sh"
+    words = ["--topology", where, "--emit", "slurm", "--out", str(out), *more]
+    words += ["--mesh.tensor", mesh.split()[-1], "--model.base", str(tmp_path)]
+    with pytest.raises(SystemExit) as left:
+        command.main(words)
+    told = capsys.readouterr().out
+    assert left.value.code == 0 and "not checked" in told and f"sbatch {out}" in told
+    text = out.read_text()
+    axes = zip(("data", "fsdp", "tensor"), mesh.split(), strict=True)
+    assert all(f"--mesh.{axis} {size}" in text for axis, size in axes)
+
+
+@WITHOUT_COMPILER
+@pytest.mark.parametrize(
+    "words, message",
+    [
+        (["--topology", "h100:2"], 'pip install -e ".[gpu-plans]"'),
+        (["--topology", "h100:2", "--mesh.tensor", "3", *EMIT], "--mesh"),
+        (["--topology", "v5e:2x2x2x2", *EMIT], "--topology"),
+    ],
+)
+def test_what_needs_a_compiler_or_cannot_be_is_refused(words, message, tmp_path, capsys):
+    (tmp_path / "config.json").write_text(json.dumps(SMALL))
+    (tmp_path / "model.safetensors").touch()
+    with pytest.raises(SystemExit) as left:
+        command.main([*words, "--model.base", str(tmp_path)])
+    assert left.value.code == 2 and message in capsys.readouterr().err
+
+
 def test_what_lies_on_this_machine_alone_is_refused(tmp_path):
     (tmp_path / "base.gguf").touch()
     local = settings("runs/mine", "--model.base", str(tmp_path / "base.gguf"))
@@ -328,7 +391,7 @@ def planned(monkeypatch, memory: float, *words: str) -> tuple[int | str | None, 
         return {MAIN: Plan(run, where, programs, costs(run, programs), held, peaks)}
 
     found = topology.find_topology("cpu:2x4")._replace(name="h100:2x4")
-    monkeypatch.setattr(topology, "find_topology", lambda name: found)
+    monkeypatch.setattr(topology, "find_topology", lambda name, **how: found)
     monkeypatch.setattr(planner, "plans", plans)
     with pytest.raises(SystemExit) as left:
         command.main(["--topology", "h100:2x4", *words])
@@ -353,7 +416,7 @@ def test_where_servers_sample_the_topology_only_learns(monkeypatch, capsys):
     _, config = planned(monkeypatch, 1e12, "--servers", "h100:2x1", *words)
     rollout = config.rollout
     assert (rollout.sampler, rollout.lag, rollout.max_turns) == ("http", 1, 9)
-    assert "to learn (the agents play elsewhere)" in capsys.readouterr().out
+    assert "sampled elsewhere" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -37,12 +37,6 @@ from marft_jax.types import MAIN
 TWO_HOSTS = [0, 0, 0, 0, 1, 1, 1, 1]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def devices():
-    """The eight of tests, of which plans take what they need."""
-    return jax.devices()
-
-
 # What a configuration needs.
 
 
