@@ -201,7 +201,8 @@ _LOCK = threading.Lock()
 _USERS = list[Background]()
 
 
-def _users() -> Background:
+def users() -> Background:
+    """Returns the background in which async code of users runs."""
     with _LOCK:
         if not _USERS:
             _USERS.append(Background("async code", UsersLoop()))
@@ -210,18 +211,13 @@ def _users() -> Background:
 
 def users_loop() -> UsersLoop:
     """Returns the event loop of users' async code."""
-    return _users().loop  # pyright: ignore[reportReturnType]
-
-
-def start(work: Coroutine[Any, Any, _T]) -> Future[_T]:
-    """Starts a coroutine on the event loop of users' async code."""
-    return _users().start(work)
+    return users().loop  # pyright: ignore[reportReturnType]
 
 
 def finished(value: Any) -> Any:
     """Returns a value that users' code returned; of an async function, what it returns in the
     end."""
-    return start(_awaited(value)).result() if inspect.isawaitable(value) else value
+    return users().run(_awaited(value)) if inspect.isawaitable(value) else value
 
 
 async def _awaited(value: Any) -> Any:

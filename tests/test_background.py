@@ -11,7 +11,9 @@ import small
 from scripted import Scripted
 
 from marft_jax.background import Background, DaemonThreads, UsersLoop, finished, users_loop
+from marft_jax.envs.base import from_class
 from marft_jax.envs.rewards import RowAnswer, weighted_sum
+from marft_jax.extras.check.playing import check
 from marft_jax.rollout.rollout import Rollout
 from marft_jax.team.profiles import Profile
 from marft_jax.team.team_files import Blueprint
@@ -80,8 +82,11 @@ def test_tools_and_environments_share_what_is_in_their_module():
         said = bytes(i for i in request.prompt.tolist() if i < 256)
         return "done" if b"HAY" in said else '```call look_up\n{"word": "hay"}\n```'
 
+    create = from_class(Asks, "train").create
     for _ in range(2):
-        rollout = Rollout(Scripted(speak), team, find_workflow("sequential"), Asks, DaemonThreads())
+        rollout = Rollout(
+            Scripted(speak), team, find_workflow("sequential"), create, DaemonThreads()
+        )
         played = rollout.play(small.samples(range(6)), 0)
         assert [episode.reward for episode in played.episodes] == [4.0] * 6
         assert all(e.turns[0].tool == "HAY" for e in played.episodes)
@@ -98,6 +103,11 @@ def test_what_async_code_raises_is_raised_and_the_loop_goes_on(kind):
     with pytest.raises((kind, concurrent.futures.CancelledError)):
         finished(fails())
     assert finished(reward_of("abc")) == 3 and finished(7) == 7
+
+
+def test_an_async_environment_is_checked_as_another_is():
+    errors, _ = check(Asks, episodes=2)
+    assert errors == []
 
 
 def test_the_loop_knows_its_tasks_by_their_place_and_what_they_wait_for():

@@ -22,6 +22,7 @@ from typing import Any, Literal, NamedTuple, Protocol, cast
 
 from pydantic import TypeAdapter, ValidationError
 
+from marft_jax.background import finished
 from marft_jax.config import EnvSettings
 from marft_jax.errors import BadInput
 from marft_jax.plugins import (
@@ -387,14 +388,28 @@ def read_option(text: str) -> tuple[str, Any]:
 
 def from_class(factory: Callable[..., Env], split: Split) -> EnvSource:
     """Makes the source for a user's class, see ``make``."""
-    parameters = inspect.signature(factory).parameters
+    parameters, own = inspect.signature(factory).parameters, getattr(factory, "func", factory)
+    if inspect.getmembers(own, inspect.iscoroutinefunction):
+        factory = functools.partial(_Finished, factory)
     if "split" in parameters:
         return EnvSource(lambda: factory(split=split))
     if split == "eval":
         return EnvSource(lambda: cast(Env, _OtherSeeds(factory())))
-    levels = getattr(getattr(factory, "func", factory), "levels", 1) if "level" in parameters else 1
+    levels = getattr(own, "levels", 1) if "level" in parameters else 1
     makers = [functools.partial(factory, level=level) for level in range(levels)]
     return EnvSource(factory, easier=makers[:-1])
+
+
+class _Finished:
+    """User's environment whose ``async`` methods are waited for."""
+
+    def __init__(self, factory: Callable[..., Env], **given: Any) -> None:
+        self._env = factory(**given)
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._env, name)
+        is_async = inspect.iscoroutinefunction(found)
+        return (lambda *given: finished(found(*given))) if is_async else found
 
 
 class _OtherSeeds:

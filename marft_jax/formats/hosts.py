@@ -62,9 +62,8 @@ def transport_to(url: str, **given: Any) -> httpx.AsyncHTTPTransport:
     try:
         return httpx.AsyncHTTPTransport(verify=url.startswith("https"), proxy=proxy, **given)
     except OSError as error:
-        names = [name for name in ("SSL_CERT_FILE", "SSL_CERT_DIR") if name in os.environ]
-        where = " ".join(f"{name} {os.environ[name]}" for name in names)
-        raise BadInput(f"{where}: cannot read certificates: {reason(error)}") from error
+        file = os.environ.get("SSL_CERT_FILE")
+        raise BadInput(f"SSL_CERT_FILE {file}: no certificates: {reason(error)}") from error
     except (ValueError, httpx.InvalidURL, ImportError) as error:
         what = f"expected the URL of a proxy, got {os.environ[name]!r:.80} ({reason(error)})"
         raise BadInput(f"{name}: {what}; correct it, or name the host in NO_PROXY") from error
@@ -83,10 +82,7 @@ def _proxy_for(url: str) -> str:
 
 def _covers(entry: str, host: str) -> bool:
     """True for an entry of NO_PROXY that is a host, one of its parents, its network, or any."""
-    if entry == "*":
-        return True
     with contextlib.suppress(ValueError):
-        network = ipaddress.ip_network(entry.strip("[]"), strict=False)
-        return ipaddress.ip_address(host) in network
-    entry = re.sub(r":\d+$", "", entry).strip("[]").removeprefix("*.").lstrip(".")
-    return bool(entry) and f".{host}".endswith(f".{entry}")
+        return ipaddress.ip_address(host) in ipaddress.ip_network(entry.strip("[]"), strict=False)
+    name = entry.partition(":")[0].removeprefix("*").lstrip(".")
+    return entry == "*" or bool(name) and f".{host}".endswith(f".{name}")

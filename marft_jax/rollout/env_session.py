@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from marft_jax.background import finished
 from marft_jax.envs.base import Env
 from marft_jax.envs.threads import Calls
 from marft_jax.errors import BadInput, place
@@ -136,7 +135,7 @@ class EnvSession:
             acted: names of the agents that acted in this step; they alone may be rewarded, but
                 for the players of a game.
         """
-        answer = finished(self._env.step(turns))
+        answer = self._env.step(turns)
         try:
             result = result_of(answer, {*self.players, *self.players.values()} or acted)
         except BadInput as error:
@@ -197,7 +196,7 @@ class EnvSession:
 
 def _text(what: str, code: Callable[..., Any], *given: Any, or_none: bool = False) -> Any:
     """Calls users' code that returns a text, and checks it."""
-    answer = finished(code(*given))
+    answer = code(*given)
     try:
         return None if or_none and answer is None else text_of(what, answer)
     except BadInput as error:

@@ -23,8 +23,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError
 from typing import Any, NamedTuple
 
-from marft_jax import background
-from marft_jax.background import Place, users_loop
+from marft_jax.background import Place, users, users_loop
 from marft_jax.envs.threads import UserCall
 from marft_jax.extras.gateway.answers import Choice
 from marft_jax.extras.gateway.errors import ApiError
@@ -93,7 +92,7 @@ class Channel:
         another one in a thread of its own."""
         self.started = True
         if self.is_async:
-            self._task = background.start(self._run_async())
+            self._task = users().start(self._run_async())
             users_loop().watchers.append(self._watch)
             users_loop().settle()
         else:

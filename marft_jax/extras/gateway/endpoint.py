@@ -11,8 +11,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from marft_jax import background
-from marft_jax.background import users_loop
+from marft_jax.background import users, users_loop
 from marft_jax.extras.gateway import http
 from marft_jax.extras.gateway.channel import Channel
 from marft_jax.extras.gateway.errors import ApiError
@@ -37,7 +36,7 @@ class Endpoint:
         limits = http.Limits(grace_seconds=_CLOSE_SECONDS)
         self._server = http.make_server(http.make_app(routes, lambda _: None), limits)
         self._listener = socket.create_server(("127.0.0.1", 0))
-        self._served = background.start(self._server.serve([self._listener]))
+        self._served = users().start(self._server.serve([self._listener]))
 
     def enter(self, channel: Channel) -> str:
         """Returns the base URL of an episode; with the channel's token a caller is its program."""

@@ -140,15 +140,11 @@ class ServedTeam:
         ]
 
     async def _play(self, call: Call, seed: int) -> list[Choice]:
-        if call.prompts:
-            what = "prompt: not offered to a team; model: expected an agent"
-            raise ApiError(400, what, "prompt", "unsupported_parameter")
-        if call.form:
-            what = "response_format: not offered to a team; model: expected an agent"
-            raise ApiError(400, what, "response_format", "unsupported_parameter")
-        if call.tools or any(message["role"] == "tool" for message in call.messages):
-            what = "tools: not offered to a team; model: expected an agent"
-            raise ApiError(400, what, "tools", "unsupported_parameter")
+        has_tools = call.tools or any(message["role"] == "tool" for message in call.messages)
+        given = {"prompt": call.prompts, "response_format": call.form, "tools": has_tools}
+        for name in filter(given.get, given):
+            what = f"{name}: not offered to a team; model: expected an agent"
+            raise ApiError(400, what, name, "unsupported_parameter")
         sampled = {name: value for name, value in call.sampling.items() if name != "stop"}
         call, stop = call._replace(sampling=sampled), call.stop  # it is for the team's answer
         agents = range(len(self._team.profiles))

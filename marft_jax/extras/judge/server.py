@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from typing import Any, NamedTuple
+from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
@@ -17,12 +17,8 @@ from marft_jax.formats.hosts import transport_to
 _RETRIES = 6  # of a judge that is busy or away, within its time limit
 
 
-class Answer(NamedTuple):
-    """Text of an answer, why it ended, and its tokens."""
-
-    text: str
-    finish: str | None
-    tokens: int
+Answer = tuple[str, str | None, int]
+"""Text of an answer, why it ended, and its tokens."""
 
 
 class JudgeServer:
@@ -98,7 +94,7 @@ def _read(reply: Any) -> Answer:
             parts = [part for part in content if isinstance(part, dict)]
             texts = [part for part in parts if part.get("type") in ("text", "output_text")]
             content = "".join(str(part.get("text")) for part in texts)
-        return Answer(str(content or ""), choice.finish_reason, usage and usage.total_tokens or 0)
+        return str(content or ""), choice.finish_reason, usage and usage.total_tokens or 0
     except (AttributeError, TypeError, ValueError):
         words = one_line(str(getattr(reply, "error", None) or reply), 200)
         raise ValueError(f"expected a chat completion, got {words}") from None
