@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from marft_jax.plugins import Failure, shown
 from marft_jax.random_keys import ActionKey
-from marft_jax.rollout.rounds import Asked
+from marft_jax.rollout.rounds import PendingRequest
 from marft_jax.sampling.protocol import Completion, Request
 from marft_jax.team.prompts import Team
 from marft_jax.types import Act, AnsweredCall, Branch, Turn
@@ -44,7 +44,7 @@ def action_sampler(team: Team, key: ActionKey) -> ActionSampler:
         own, owner = key._replace(act=number, call=place[1]), team.owners[act.agent]
         base = team.bases[act.agent]
         request = Request(act.prompt, owner, act.sampling, own, act.choices, base, act.form)
-        return Action(await Asked(request))
+        return Action(await PendingRequest(request))
 
     return sample
 

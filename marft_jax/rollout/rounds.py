@@ -5,8 +5,10 @@ step, and the calls that began before this step are waited for. Serialised calls
 once. The one exception is a call that hangs. The others wait for it at most a quarter of its time
 limit and then go on, so that all calls that hang reach their time limit together.
 
-The loop of asyncio is not used: it goes on in the order in which threads end, does not say when all
-coroutines wait (which is when a round begins), and cannot run in a notebook, which has such a loop.
+The loop of asyncio does not run these coroutines: it goes on in the order in which threads end, and
+cannot run in a notebook, which has such a loop. Agent programs do run on such a loop
+(``background``); their workflows pause for them, which is a call that ends when the program waits.
+A pause that only other episodes can end is not waited for.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ _PATIENCE = 0.25  # share of its time limit for which the other coroutines wait 
 _PATIENCE_SECONDS = 1.0  # the same once a call hangs, at most
 
 
-class Asked(Wait[Completion]):
+class PendingRequest(Wait[Completion]):
     """A request; whoever awaits it gets its completion.
 
     Attributes:
@@ -94,7 +96,7 @@ class Rounds:
     def __init__(self, sampler: Sampler | None, calls: Calls, stop: Callable[[], bool]) -> None:
         self._sampler, self._calls, self._stop = sampler, calls, stop
         self._running = list[_Running[Any]]()
-        self._asked: dict[int, tuple[_Running[Any], Asked]] = {}  # unanswered, by ticket
+        self._asked: dict[int, tuple[_Running[Any], PendingRequest]] = {}  # unanswered, by ticket
 
     def run(
         self, coroutines: Sequence[Coroutine[Any, Any, _T]], report: Callable[[int], None] | None
@@ -137,7 +139,7 @@ class Rounds:
             return
         for own in self._running:
             for asked in own.waits:
-                if isinstance(asked, Asked) and asked.ticket is None:
+                if isinstance(asked, PendingRequest) and asked.ticket is None:
                     self._sampler.capabilities.check(asked.request)
                     asked.ticket = self._sampler.submit(asked.request)
                     self._asked[asked.ticket] = own, asked

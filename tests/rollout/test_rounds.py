@@ -15,7 +15,7 @@ from marft_jax.background import DaemonThreads
 from marft_jax.envs.threads import Calls
 from marft_jax.plugins import Failure
 from marft_jax.rollout.rollout import Rollout
-from marft_jax.rollout.rounds import Asked, Rounds, together
+from marft_jax.rollout.rounds import PendingRequest, Rounds, together
 from marft_jax.sampling.protocol import Request
 from marft_jax.team.profiles import Profile
 from marft_jax.team.team_files import Blueprint
@@ -70,13 +70,13 @@ def request(number: int) -> Request:
 async def asks(numbers, ended):
     """Returns the lengths of the answers to requests, one after another."""
     try:
-        return [len((await Asked(request(n))).ids) for n in numbers]
+        return [len((await PendingRequest(request(n))).ids) for n in numbers]
     finally:
         ended.append(numbers)
 
 
 async def fails():
-    await Asked(request(0))
+    await PendingRequest(request(0))
     raise Failure("this one alone")
 
 
@@ -105,7 +105,7 @@ async def together_of(ended):
 
 def test_an_error_ends_all_and_cancels_what_they_asked():
     async def breaks():
-        await Asked(request(0))
+        await PendingRequest(request(0))
         raise ZeroDivisionError
 
     ended, sampler = [], Scripted(str, slots=1)
