@@ -292,7 +292,7 @@ def make(settings: EnvSettings, split: Split) -> EnvSource:
         return load_extra("program.source")(found, split)  # play(task, client)
     own = {} if type(settings) is Own else {"settings": settings}
     options = getattr(settings, "options", ())
-    return from_class(_bind(name, found, options, own), split)
+    return from_class(_bind(name, found, options, own), split, name)
 
 
 @contextlib.contextmanager
@@ -330,17 +330,7 @@ def _bind(
             f"--env.name {name}: {error}; give its parameters defaults, or values in --env.options"
             + "; an agent program is a function of (task, client)" * inspect.isfunction(factory)
         ) from error
-    return functools.partial(_made, name, factory, **given)
-
-
-def _made(name: str, factory: Callable[..., Env], **given: Any) -> Env:
-    """Makes an environment; raises ``BadInput`` for a function that makes something else."""
-    if all(hasattr(env := factory(**given), method) for method in ("reset", "step")):
-        return env
-    raise BadInput(
-        f"--env.name {name}: expected an environment with reset(seed) and step(turns), got "
-        f"{shown(env)}; an agent program is a function of (task, client)"
-    )
+    return functools.partial(factory, **given)
 
 
 def _options(
@@ -386,25 +376,38 @@ def read_option(text: str) -> tuple[str, Any]:
         return name.strip(), value
 
 
-def from_class(factory: Callable[..., Env], split: Split) -> EnvSource:
+def from_class(factory: Callable[..., Env], split: Split, name: str = "") -> EnvSource:
     """Makes the source for a user's class, see ``make``."""
-    parameters, own = inspect.signature(factory).parameters, getattr(factory, "func", factory)
-    if inspect.getmembers(own, inspect.iscoroutinefunction):
-        factory = functools.partial(_Finished, factory)
+    parameters, create = (
+        inspect.signature(factory).parameters,
+        functools.partial(_made, name, factory),
+    )
     if "split" in parameters:
-        return EnvSource(lambda: factory(split=split))
+        return EnvSource(lambda: create(split=split))
     if split == "eval":
-        return EnvSource(lambda: cast(Env, _OtherSeeds(factory())))
-    levels = getattr(own, "levels", 1) if "level" in parameters else 1
-    makers = [functools.partial(factory, level=level) for level in range(levels)]
-    return EnvSource(factory, easier=makers[:-1])
+        return EnvSource(lambda: cast(Env, _OtherSeeds(create())))
+    levels = getattr(getattr(factory, "func", factory), "levels", 1) if "level" in parameters else 1
+    makers = [functools.partial(create, level=level) for level in range(levels)]
+    return EnvSource(create, easier=makers[:-1])
+
+
+def _made(name: str, factory: Callable[..., Env], **given: Any) -> Env:
+    """Makes an environment; raises ``BadInput`` for a function that makes something else."""
+    env = factory(**given)
+    if not all(hasattr(env, method) for method in ("reset", "step")):
+        raise BadInput(
+            f"--env.name {name}: expected an environment with reset(seed) and step(turns), got "
+            f"{shown(env)}; an agent program is a function of (task, client)"
+        )
+    is_async = inspect.getmembers(type(env), inspect.iscoroutinefunction)
+    return cast(Env, _Finished(env)) if is_async else env
 
 
 class _Finished:
     """User's environment whose ``async`` methods are waited for."""
 
-    def __init__(self, factory: Callable[..., Env], **given: Any) -> None:
-        self._env = factory(**given)
+    def __init__(self, env: Env) -> None:
+        self._env = env
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self._env, name)
