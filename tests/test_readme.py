@@ -36,7 +36,7 @@ ROOMS = sorted({file.parent for file in _FILES})
 READMES = [ROOT / "README.md", ROOT / "scripts" / "README.md", *(r / "README.md" for r in ROOMS)]
 TEXT = "\n\n".join(file.read_text("utf-8") for file in READMES if file.is_file())
 MODULES = {
-    "alone": "learning.open_policy(",
+    "alone": "verbs.open_policy(",
     "brief": "def score(text, row)",
     "flows": "def two_drafts",
     "parity": "class Parity",

@@ -12,45 +12,15 @@ if TYPE_CHECKING:
     from marft_jax.learning.algorithms import ALGORITHMS, Algorithm, find_algorithm
     from marft_jax.learning.batch import Batch
     from marft_jax.learning.chain import Chain
-    from marft_jax.learning.data import Datum
     from marft_jax.learning.normalizers import NORMALIZERS
-    from marft_jax.learning.objective import LOSSES
-    from marft_jax.learning.optimiser import adam
-    from marft_jax.learning.policy import (
-        Adapter,
-        Policy,
-        add,
-        drop,
-        forward,
-        forward_backward,
-        fresh,
-        load,
-        on_base,
-        open_policy,
-        optim_step,
-        save,
-        take,
-        top,
-    )
 
 _HOMES = {
     "algorithms": ("ALGORITHMS", "Algorithm", "find_algorithm"),
     "batch": ("Batch",),
     "chain": ("Chain",),
-    "data": ("Datum",),
     "normalizers": ("NORMALIZERS",),
-    "objective": ("LOSSES",),
-    "optimiser": ("adam",),
-    "policy": (
-        "Adapter", "Policy", "add", "drop", "forward", "forward_backward", "fresh", "load",
-        "on_base", "open_policy", "optim_step", "save", "take", "top",
-    ),
 }  # fmt: skip
-__all__ = [
-    "ALGORITHMS", "LOSSES", "NORMALIZERS", "Adapter", "Algorithm", "Batch", "Chain", "Datum",
-    "Policy", "adam", "add", "drop", "find_algorithm", "forward", "forward_backward", "fresh",
-    "load", "on_base", "open_policy", "optim_step", "save", "take", "top",
-]  # fmt: skip
+__all__ = ["ALGORITHMS", "NORMALIZERS", "Algorithm", "Batch", "Chain", "find_algorithm"]
 
 
 def __getattr__(name: str) -> object:

@@ -10,7 +10,6 @@ import numpy as np
 
 from marft_jax.config import Algo, Branching, Update
 from marft_jax.errors import BadInput
-from marft_jax.learning import losses
 from marft_jax.learning import settings as kinds
 from marft_jax.learning.advantages import place_advantage, returns_to_go
 from marft_jax.learning.chain import Chain
@@ -18,9 +17,10 @@ from marft_jax.learning.credit import CREDITS
 from marft_jax.learning.layers import gae_by_layer
 from marft_jax.learning.moving import moving_advantage, roles
 from marft_jax.learning.normalizers import NORMALIZERS, check_shape, find_normalizer
-from marft_jax.learning.rows import Level
 from marft_jax.learning.siblings import inverse_chances
 from marft_jax.plugins import load_plugin, shown
+from marft_jax.policy import losses
+from marft_jax.policy.rows import Level
 
 
 class Algorithm(NamedTuple):

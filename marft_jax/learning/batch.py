@@ -15,9 +15,9 @@ import numpy as np
 from marft_jax import random_keys
 from marft_jax.config import Update
 from marft_jax.learning.chain import Chain, make_chain
-from marft_jax.learning.data import Datum, TeamData, data_of
-from marft_jax.learning.packing import Packed, balance_blocks, pack
-from marft_jax.learning.rows import Level, Rows
+from marft_jax.policy.data import Datum, TeamData, data_of
+from marft_jax.policy.packing import Packed, balance_blocks, pack
+from marft_jax.policy.rows import Level, Rows
 from marft_jax.random_keys import Stream
 from marft_jax.sampling.constraints import Constraint
 from marft_jax.types import MAIN, Episode, Turn

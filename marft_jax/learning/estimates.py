@@ -14,7 +14,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from marft_jax.config import Algo, Branching, Update
-from marft_jax.learning import losses
 from marft_jax.learning.advantages import returns_to_go, reward_sizes
 from marft_jax.learning.algorithms import Algorithm, normalized_advantages
 from marft_jax.learning.batch import Batch
@@ -22,9 +21,10 @@ from marft_jax.learning.cells import SAME
 from marft_jax.learning.chain import Chain
 from marft_jax.learning.moving import label_means, roles
 from marft_jax.learning.normalizers import earns_differ
-from marft_jax.learning.rows import Rows, means_by_agent, sums_by_turn
 from marft_jax.learning.settings import Clipped, Distill, Reinforce, TokenLevel
 from marft_jax.learning.state import EMA
+from marft_jax.policy import losses
+from marft_jax.policy.rows import Rows, means_by_agent, sums_by_turn
 
 _SCALE_DECAY = 0.9  # share of the values' scale that stays in each step
 

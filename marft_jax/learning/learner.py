@@ -22,20 +22,20 @@ from marft_jax.config import Algo
 from marft_jax.learning import batch as batch_lib
 from marft_jax.learning.algorithms import Algorithm
 from marft_jax.learning.estimates import Estimates, estimate
-from marft_jax.learning.gradients import CriticSums, Sums, Valued
-from marft_jax.learning.logprobs import dtype_of
-from marft_jax.learning.objective import Inputs
-from marft_jax.learning.optimiser import Adam, adam, rate_factor
-from marft_jax.learning.programs import programs
 from marft_jax.learning.reported import Stepped
-from marft_jax.learning.rows import Level, Rows, means_by_agent
 from marft_jax.learning.settings import LearnerSettings
 from marft_jax.learning.state import TrainState
 from marft_jax.learning.teaching import Teaching, pack_taught, teacher_advantage
-from marft_jax.learning.values import Scored, reads_base, reads_prompts
 from marft_jax.models import lora
 from marft_jax.models.weights.load import BaseModel
 from marft_jax.parallel import mesh as mesh_lib
+from marft_jax.policy.gradients import CriticSums, Sums, Valued
+from marft_jax.policy.logprobs import dtype_of
+from marft_jax.policy.objective import Inputs
+from marft_jax.policy.optimiser import Adam, adam, rate_factor
+from marft_jax.policy.programs import programs
+from marft_jax.policy.rows import Level, Rows, means_by_agent
+from marft_jax.policy.values import Scored, reads_base, reads_prompts
 from marft_jax.random_keys import Stream
 from marft_jax.sampling.constraints import Constraint, constraint_of, forms_of
 from marft_jax.team.prompts import Team

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from marft_jax.learning.objective import Objective, measures
+from marft_jax.policy.objective import Objective, measures
 
 
 class Stepped(NamedTuple):

@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from marft_jax.learning.critic import Critic
 from marft_jax.models import lora
+from marft_jax.policy.critic import Critic
 from marft_jax.types import Version
 
 

@@ -10,11 +10,11 @@ import numpy as np
 
 from marft_jax.errors import BadInput
 from marft_jax.interop import peft
-from marft_jax.learning import policy
-from marft_jax.learning.data import Datum
 from marft_jax.learning.state import PolicyState
 from marft_jax.models import lora
 from marft_jax.parallel import mesh as mesh_lib
+from marft_jax.policy import policy
+from marft_jax.policy.data import Datum
 from marft_jax.run.models import TeamModels
 from marft_jax.sampling.settings import AdapterTools, Matrices, Scored
 

@@ -12,9 +12,9 @@ from marft_jax.formats import jsonlines
 from marft_jax.learning.algorithms import find_algorithm
 from marft_jax.learning.batch import Batch
 from marft_jax.learning.estimates import Estimates
-from marft_jax.learning.optimiser import rate_factor
 from marft_jax.learning.state import TrainState
 from marft_jax.parallel import compilation
+from marft_jax.policy.optimiser import rate_factor
 from marft_jax.rollout.collect import Collected
 from marft_jax.run.guard import Verdict, by_agent
 from marft_jax.run.metrics import Clock, check_best_metric, metrics_of

@@ -11,8 +11,8 @@ import pytest
 import small
 from test_engine import asks
 
-from marft_jax.learning.logprobs import _score, _score_once
 from marft_jax.models.vocabulary import Vocabulary
+from marft_jax.policy.logprobs import _score, _score_once
 
 GAPS = {
     "rows beyond the tokenizer": ((200, 264),),

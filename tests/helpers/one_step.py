@@ -16,8 +16,8 @@ from marft_jax.learning.algorithms import find_algorithm
 from marft_jax.learning.learner import Learner
 from marft_jax.learning.settings import SETTINGS, Appo, LearnerSettings, resolve
 from marft_jax.learning.state import PolicyState, TrainState
-from marft_jax.learning.values import reads_prompts
 from marft_jax.parallel import mesh as mesh_lib
+from marft_jax.policy.values import reads_prompts
 from marft_jax.types import MAIN
 
 LAYERS = 1  # compiles twice as fast as two

@@ -20,7 +20,6 @@ from marft_jax.engine.engine import Engine
 from marft_jax.learning.batch import Batch
 from marft_jax.learning.chain import Chain, make_chain
 from marft_jax.learning.credit import make_credit
-from marft_jax.learning.rows import Level
 from marft_jax.learning.settings import Appo
 from marft_jax.models import decoder, lora
 from marft_jax.models.decoder_config import DecoderConfig
@@ -28,6 +27,7 @@ from marft_jax.models.families import dense
 from marft_jax.models.tokenizers.tokenizer import ByteTokenizer, Tokenizer
 from marft_jax.models.weights.load import BaseModel, abstract_decoder, fill, shapes_of
 from marft_jax.parallel import mesh
+from marft_jax.policy.rows import Level
 from marft_jax.sampling.constraints import Constraint, masks_of
 from marft_jax.sampling.protocol import Completion, Request
 from marft_jax.team.assemble import make_team

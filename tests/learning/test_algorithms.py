@@ -17,7 +17,6 @@ from marft_jax import cli
 from marft_jax.config import Algo, Branching
 from marft_jax.errors import BadInput
 from marft_jax.learning import batch as batch_lib
-from marft_jax.learning import losses
 from marft_jax.learning import settings as kinds
 from marft_jax.learning.advantages import gae
 from marft_jax.learning.algorithms import (
@@ -30,6 +29,7 @@ from marft_jax.learning.moving import label_means
 from marft_jax.learning.normalizers import find_normalizer, normalize
 from marft_jax.learning.settings import SETTINGS, Appo, Reinforce, resolve, resolved, reuses_samples
 from marft_jax.learning.state import EMA
+from marft_jax.policy import losses
 from marft_jax.types import MAIN
 
 RELATIVE = dict(rtol=1e-5, atol=1e-6)

@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from marft_jax.learning import batch as batch_lib
-from marft_jax.learning import packing
-from marft_jax.learning.data import data_of
 from marft_jax.learning.settings import Appo
 from marft_jax.parallel.ladder import bucket
+from marft_jax.policy import packing
+from marft_jax.policy.data import data_of
 from marft_jax.types import MAIN
 
 ALGO = Appo(ratio="sum", minibatches=1, microbatch_tokens=128)

@@ -15,13 +15,13 @@ from one_step import settings as config_of
 from marft_jax import cli
 from marft_jax.errors import BadInput
 from marft_jax.learning import batch as batch_lib
-from marft_jax.learning import logprobs, losses
 from marft_jax.learning.algorithms import ALGORITHMS, find_algorithm
 from marft_jax.learning.estimates import estimate
 from marft_jax.learning.moving import ROLES, label_means, roles
 from marft_jax.learning.normalizers import find_normalizer
 from marft_jax.learning.settings import Appo, Cispo, Grpo, Reinforce, Tppo
 from marft_jax.learning.state import EMA
+from marft_jax.policy import logprobs, losses
 from marft_jax.types import MAIN
 
 

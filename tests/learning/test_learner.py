@@ -29,16 +29,16 @@ from one_step import (
 
 from marft_jax.cli import configure
 from marft_jax.config import Config
-from marft_jax.learning import gradients, logprobs, packing
 from marft_jax.learning.algorithms import find_algorithm
 from marft_jax.learning.learner import Learner
-from marft_jax.learning.objective import Inputs
-from marft_jax.learning.optimiser import rate_factor
-from marft_jax.learning.programs import objective_of
 from marft_jax.learning.settings import SETTINGS
-from marft_jax.learning.values import CriticSpec
 from marft_jax.models import decoder, lora
 from marft_jax.models.vocabulary import Vocabulary
+from marft_jax.policy import gradients, logprobs, packing
+from marft_jax.policy.objective import Inputs
+from marft_jax.policy.optimiser import rate_factor
+from marft_jax.policy.programs import objective_of
+from marft_jax.policy.values import CriticSpec
 from marft_jax.sampling.protocol import Request
 from marft_jax.types import MAIN, Sampling
 

@@ -14,15 +14,15 @@ import small
 from one_step import LAYERS, ONCE, fresh, learner, on_device, same
 from one_step import settings as config_of
 
-from marft_jax import learning
-from marft_jax.learning.data import Datum, data_of
-from marft_jax.learning.forbidden import Forbidden, forbidden_by, joined
+from marft_jax import policy as verbs
 from marft_jax.learning.learner import Learner
-from marft_jax.learning.policy import Policy
-from marft_jax.learning.rows import Rows
 from marft_jax.learning.state import PolicyState
 from marft_jax.models import decoder, lora
 from marft_jax.models.tokenizers.tokenizer import ByteTokenizer
+from marft_jax.policy.data import Datum, data_of
+from marft_jax.policy.forbidden import Forbidden, forbidden_by, joined
+from marft_jax.policy.policy import Policy
+from marft_jax.policy.rows import Rows
 from marft_jax.sampling.constraints import constraint_of, forms_of
 from marft_jax.sampling.protocol import Request
 from marft_jax.types import MAIN, Sampling
@@ -95,7 +95,7 @@ def gradient(data, advantages):
         datum._replace(inputs={"advantages": np.array([a], np.float32)})
         for datum, a in zip(data, advantages, strict=True)
     ]
-    sums, _ = learning.forward_backward(policy(), data, "reinforce")
+    sums, _ = verbs.forward_backward(policy(), data, "reinforce")
     return flat(sums.gradient)
 
 
@@ -141,8 +141,8 @@ def test_three_tokens_that_all_earn_one_keep_their_odds():
     mask = np.isin(np.arange(SIZE), [65, 66, 67])
     data = [Datum.of(0, PROMPT, [3], [i], allowed=[mask], advantages=[1.0]) for i in (65, 66, 67)]
     plain = [Datum.of(0, PROMPT, [3], [i], advantages=[1.0]) for i in (65, 66, 67)]
-    q = np.exp(np.concatenate(learning.forward(policy(), data)))
-    p = np.exp(np.concatenate(learning.forward(policy(), plain)))
+    q = np.exp(np.concatenate(verbs.forward(policy(), data)))
+    p = np.exp(np.concatenate(verbs.forward(policy(), plain)))
     np.testing.assert_allclose(q, p / p.sum(), rtol=1e-4)
     assert np.linalg.norm(gradient(data, q)) < 1e-5 * np.linalg.norm(gradient(plain, q))
 
@@ -150,7 +150,7 @@ def test_three_tokens_that_all_earn_one_keep_their_odds():
 def test_a_token_that_is_forced_has_log_prob_zero_and_no_gradient():
     only = np.arange(SIZE) == 65
     datum = Datum.of(0, [1, 2], [1], [65], allowed=[only], advantages=[1.0])
-    [logprobs] = learning.forward(policy(), [datum])
+    [logprobs] = verbs.forward(policy(), [datum])
     assert logprobs.tolist() == [0.0] and not gradient([datum], [1.0]).any()
 
 
@@ -159,7 +159,7 @@ def test_a_datum_without_a_mask_is_bit_for_bit_as_alone_beside_one_with():
     mask = np.arange(SIZE) < 100
     plain = [Datum.of(0, PROMPT, [1, 3], [i, 9], advantages=[1.0, 2.0]) for i in (65, 200)]
     bound = Datum.of(0, PROMPT, [1, 3], [65, 200], allowed=[mask, None], advantages=[1.0, 2.0])
-    alone, beside = (learning.forward(policy(), x) for x in (plain, [plain[0], bound, plain[1]]))
+    alone, beside = (verbs.forward(policy(), x) for x in (plain, [plain[0], bound, plain[1]]))
     for one, other in zip(alone, (beside[0], beside[2]), strict=True):
         np.testing.assert_array_equal(one, other)
     assert beside[1][0] > beside[0][0] and bound.forbidden.set_A.tolist() == [1, 0]

@@ -18,7 +18,8 @@ import pytest
 import small
 from safetensors.numpy import load_file, save_file
 
-from marft_jax import export, learning, train
+from marft_jax import export, train
+from marft_jax import policy as verbs
 from marft_jax.config import Lora, Model
 from marft_jax.extras.export import huggingface
 from marft_jax.interop import peft
@@ -499,22 +500,22 @@ def test_what_episodes_share_is_cut_to_whole_chunks_and_no_more_where_rows_would
 def test_samples_of_one_prompt_learn_together_what_each_learns_alone(name="qwen3_5"):
     """Log-probs and gradients, through the verbs that know no team."""
     model, rng = base(name), np.random.default_rng(8)
-    policy = learning.on_base(model, small.one_device(), room=1, rank=3, targets=TARGETS[name])
-    fresh = learning.fresh(policy, rank=3, alpha=6.0, targets=TARGETS[name])
+    policy = verbs.on_base(model, small.one_device(), room=1, rank=3, targets=TARGETS[name])
+    fresh = verbs.fresh(policy, rank=3, alpha=6.0, targets=TARGETS[name])
     made = {matrix: {k: x[0] for k, x in pair.items()} for matrix, pair in adapters(name).items()}
-    policy = learning.add(policy, 0, fresh._replace(factors=jax.device_get(made)))
+    policy = verbs.add(policy, 0, fresh._replace(factors=jax.device_get(made)))
     prompt, samples = rng.integers(0, 256, 140), rng.integers(0, 256, (3, 20))
     at = 139 + np.arange(20)
     data = [
-        learning.Datum.of(0, [*prompt, *own[:-1]], at, own, logprobs=0 * own, weights=0 * own + 1.0)
+        verbs.Datum.of(0, [*prompt, *own[:-1]], at, own, logprobs=0 * own, weights=0 * own + 1.0)
         for own in samples
     ]
     shared = data[1].shared_with(data[0], model.config.branches)
     assert shared == 128
-    sums, together = learning.forward_backward(policy, data, "cross_entropy")
+    sums, together = verbs.forward_backward(policy, data, "cross_entropy")
     total = None
     for own, found in zip(data, together, strict=True):
-        total, [alone] = learning.forward_backward(policy, [own], "cross_entropy", total)
+        total, [alone] = verbs.forward_backward(policy, [own], "cross_entropy", total)
         np.testing.assert_allclose(found.logprobs, alone.logprobs, atol=5e-5)
     chex.assert_trees_all_close(sums, total, rtol=1e-3, atol=1e-4)
 

@@ -21,10 +21,10 @@ from marft_jax.errors import BadInput, RunFailed
 from marft_jax.learning import batch as batch_lib
 from marft_jax.learning.algorithms import find_algorithm
 from marft_jax.learning.learner import Learner
-from marft_jax.learning.objective import measures
-from marft_jax.learning.programs import objective_of
 from marft_jax.learning.reported import Stepped, report
 from marft_jax.learning.settings import Appo, Grpo, resolve
+from marft_jax.policy.objective import measures
+from marft_jax.policy.programs import objective_of
 from marft_jax.run import saving
 from marft_jax.run.checkpoints import Checkpoints
 from marft_jax.run.compatibility import identity_of

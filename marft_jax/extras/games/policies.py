@@ -19,9 +19,9 @@ from marft_jax.formats import jsonlines
 from marft_jax.learning.algorithms import find_algorithm
 from marft_jax.learning.checking import check_team
 from marft_jax.learning.learner import Learner
-from marft_jax.learning.rows import sums_by_turn
 from marft_jax.learning.settings import Imitation
 from marft_jax.models.lora import Adapters
+from marft_jax.policy.rows import sums_by_turn
 from marft_jax.run.checkpoints import Checkpoints
 from marft_jax.run.models import TeamModels, open_models
 from marft_jax.run.states import restore_state

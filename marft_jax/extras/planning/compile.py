@@ -21,21 +21,21 @@ from marft_jax.engine import kv_cache as cache_lib
 from marft_jax.extras.planning.topology import Topology
 from marft_jax.extras.planning.work import Work, longest_batch
 from marft_jax.learning import batch as batch_lib
-from marft_jax.learning import optimiser
-from marft_jax.learning import programs as programs_lib
 from marft_jax.learning.algorithms import Algorithm
-from marft_jax.learning.gradients import Valued
-from marft_jax.learning.objective import Inputs
-from marft_jax.learning.optimiser import adam
-from marft_jax.learning.rows import Rows
 from marft_jax.learning.settings import LearnerSettings, resolve
 from marft_jax.learning.state import TrainState
-from marft_jax.learning.values import reads_base
 from marft_jax.models import lora
 from marft_jax.models.decoder_config import DecoderConfig
 from marft_jax.models.weights.load import decoder_on
 from marft_jax.parallel import mesh as mesh_lib
 from marft_jax.parallel import processes
+from marft_jax.policy import optimiser
+from marft_jax.policy import programs as programs_lib
+from marft_jax.policy.gradients import Valued
+from marft_jax.policy.objective import Inputs
+from marft_jax.policy.optimiser import adam
+from marft_jax.policy.rows import Rows
+from marft_jax.policy.values import reads_base
 from marft_jax.team.prompts import Team
 from marft_jax.types import MAIN
 

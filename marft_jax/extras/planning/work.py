@@ -14,9 +14,9 @@ import numpy as np
 from marft_jax.config import Algo, Branching, Config
 from marft_jax.learning import batch as batch_lib
 from marft_jax.learning.credit import CREDITS
-from marft_jax.learning.rows import Level
 from marft_jax.learning.settings import LearnerSettings
-from marft_jax.learning.values import reads_prompts
+from marft_jax.policy.rows import Level
+from marft_jax.policy.values import reads_prompts
 from marft_jax.rollout.branches import turns_at
 from marft_jax.team.prompts import Team
 from marft_jax.types import MAIN, Episode, StepResult, Turn

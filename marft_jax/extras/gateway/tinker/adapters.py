@@ -10,12 +10,12 @@ from typing import Any, cast
 from jax.sharding import Mesh
 from tinker import types
 
-from marft_jax import learning
+from marft_jax import policy as verbs
 from marft_jax.extras.gateway.errors import ApiError
 from marft_jax.interop import peft
-from marft_jax.learning import Adapter
-from marft_jax.learning.policy import Policy, on_base
 from marft_jax.models.weights.load import BaseModel
+from marft_jax.policy import Adapter
+from marft_jax.policy.policy import Policy, on_base
 
 _ALPHA = 32.0  # of every rank, as in the API
 LADDER = (4, 8, 16, 32, 64, 128)  # ranks that passes are compiled for; others are filled with zeros
@@ -60,13 +60,13 @@ class Adapters:
         """Draws an adapter that changes nothing yet."""
         seed = secrets.randbelow(1 << 31) if seed is None else seed % (1 << 32)
         how = {"rank": lora["rank"], "alpha": _ALPHA, "targets": self._targets(lora)}
-        return learning.fresh(self._policy(lora), **how, seed=seed)
+        return verbs.fresh(self._policy(lora), **how, seed=seed)
 
     def policy_of(self, adapter: Adapter | None, lora: Lora) -> Policy:
         """A policy with this adapter, which was trained as ``lora`` says; None: the bare base."""
         empty = self._policy(lora)
-        adapter = learning.fresh(empty, rank=1, alpha=1.0) if adapter is None else adapter
-        return learning.add(empty, 0, adapter)
+        adapter = verbs.fresh(empty, rank=1, alpha=1.0) if adapter is None else adapter
+        return verbs.add(empty, 0, adapter)
 
     def _policy(self, lora: Lora) -> Policy:
         """A policy with one free slot, for adapters of this rank or less."""

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from tinker import types
 
-from marft_jax import learning
+from marft_jax import policy as verbs
 from marft_jax.errors import BadInput, RunFailed
 from marft_jax.extras.gateway.errors import ApiError
 from marft_jax.extras.gateway.tinker import passes, wire
@@ -20,10 +20,10 @@ from marft_jax.extras.gateway.tinker.adapters import Adapters
 from marft_jax.extras.gateway.tinker.order import Numbered, Worker, Working
 from marft_jax.extras.gateway.tinker.sessions import Sessions
 from marft_jax.extras.gateway.tinker.store import ANSWER, EPHEMERAL, LOST, Saved, Store, expiry
-from marft_jax.learning import Adapter
-from marft_jax.learning.gradients import Sums
-from marft_jax.learning.optimiser import Adam
-from marft_jax.learning.policy import Policy
+from marft_jax.policy import Adapter
+from marft_jax.policy.gradients import Sums
+from marft_jax.policy.optimiser import Adam
+from marft_jax.policy.policy import Policy
 
 _RESIDENT = 64  # models whose adapters stay in memory
 _SAVED = {
@@ -192,7 +192,7 @@ class Models:
             result = yield from wire.answered(self._done(model, number, kind, body))
             self._store.write_call(model.id, number, ANSWER, result)
             if model.policy is not policy and self._store.durable:
-                adapter = learning.take(model.policy, 0)
+                adapter = verbs.take(model.policy, 0)
                 self._store.write_state(model.id, number, adapter, model.facts)
         except Exception as error:
             model.policy, model.sums = before, None
@@ -235,7 +235,7 @@ class Models:
         if model.sums is None:
             raise BadInput("optim_step: expected a forward_backward since the last step, got none")
         sums, model.sums = model.sums, None
-        policy, [norm] = learning.optim_step(model.policy, sums, how)
+        policy, [norm] = verbs.optim_step(model.policy, sums, how)
         if not np.isfinite(norm):
             raise BadInput("the gradient is not finite, and no step was taken; see the losses")
         model.policy = policy
@@ -276,7 +276,7 @@ class Models:
         facts = {key: model.facts[key] for key in ("owner", "base_model", "lora")}
         facts |= {"number": number, "expires": expires}
         facts["user_metadata"] = getattr(request, "user_metadata", None)
-        adapter = learning.take(model.policy, 0)
+        adapter = verbs.take(model.policy, 0)
         yield 0
         with self._store.saving(saved, facts) as draft:
             if kind == "external_weights":
@@ -303,7 +303,7 @@ def _adam(own: types.OptimParams) -> Adam:
     for name, (least, most) in _BOUNDS.items():
         if not least <= (value := getattr(own, name)) <= most:
             raise BadInput(f"{name}: expected {least} to {most:g}, got {value}")
-    return learning.adam(
+    return verbs.adam(
         own.learning_rate, b1=own.beta1, b2=own.beta2, eps=own.eps, decay=own.weight_decay,
         clip=own.grad_clip_norm or np.inf, always=True,
     )  # fmt: skip

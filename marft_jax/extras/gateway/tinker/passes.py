@@ -9,14 +9,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from marft_jax import learning
+from marft_jax import policy as verbs
 from marft_jax.errors import BadInput
 from marft_jax.extras.gateway.tinker import wire
 from marft_jax.extras.gateway.tinker.wire import Given, Pass
-from marft_jax.learning import Datum, losses
-from marft_jax.learning.gradients import Sums
-from marft_jax.learning.objective import Loss
-from marft_jax.learning.policy import Policy
+from marft_jax.policy import Datum, losses
+from marft_jax.policy.gradients import Sums
+from marft_jax.policy.objective import Loss
+from marft_jax.policy.policy import Policy
 
 PIECE = 8192  # tokens of a call that are done before another client's turn
 _Inputs = Mapping[str, jax.Array]
@@ -58,8 +58,8 @@ class _Kind(NamedTuple):
 
 _CLIP = {"clip_low_threshold": 0.8, "clip_high_threshold": 1.2}
 LOSSES: dict[str, _Kind] = {
-    "cross_entropy": _Kind(learning.LOSSES["cross_entropy"], (), {"weights": 1.0}),
-    "importance_sampling": _Kind(learning.LOSSES["importance_sampling"]),
+    "cross_entropy": _Kind(verbs.LOSSES["cross_entropy"], (), {"weights": 1.0}),
+    "importance_sampling": _Kind(verbs.LOSSES["importance_sampling"]),
     "ppo": _Kind(_ppo, usual=_CLIP),
     "cispo": _Kind(_cispo, usual=_CLIP),
     "dro": _Kind(_dro, usual={"beta": np.nan}),
@@ -149,15 +149,15 @@ def run(
     for piece in _pieces(examples):
         data = [one.datum for one in piece]
         if asked.loss == "gspo":
-            data = [*map(_with_ratio, piece, learning.forward(policy, data))]
+            data = [*map(_with_ratio, piece, verbs.forward(policy, data))]
         if asked.forward_only:
-            found = learning.forward(policy, data)
+            found = verbs.forward(policy, data)
             told = [
                 np.asarray(loss(jnp.asarray(x), _numbers(d)))
                 for x, d in zip(found, data, strict=True)
             ]
         else:
-            sums, learned = learning.forward_backward(policy, data, loss, sums)
+            sums, learned = verbs.forward_backward(policy, data, loss, sums)
             found, told = [one.logprobs for one in learned], [one.losses for one in learned]
         for own, datum in zip(told, data, strict=True):
             weights = datum.inputs.get("weights", np.ones(len(own)))

@@ -9,13 +9,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from tinker import types
 
-from marft_jax import learning
+from marft_jax import policy as verbs
 from marft_jax.errors import BadInput
 from marft_jax.extras.gateway.tinker import wire
 from marft_jax.extras.gateway.tinker.order import Working
 from marft_jax.extras.gateway.tinker.wire import Top
-from marft_jax.learning import Datum
-from marft_jax.learning.policy import Policy
+from marft_jax.policy import Datum
+from marft_jax.policy.policy import Policy
 from marft_jax.random_keys import Stream
 from marft_jax.sampling.protocol import Completion, Request
 from marft_jax.types import Sampling
@@ -142,13 +142,13 @@ def scored(policy: Policy, asked: Asked, completions: Sequence[Completion]) -> W
 def _forward(policy: Policy, ids: Any, at: Any, targets: Any) -> np.ndarray:
     if not len(targets):
         return np.zeros(0, np.float32)
-    return learning.forward(policy, [Datum.of(0, ids, at, targets)])[0]
+    return verbs.forward(policy, [Datum.of(0, ids, at, targets)])[0]
 
 
 def _top(policy: Policy, ids: Any, at: Any, targets: Any, k: int, heat: float = 1.0) -> Top:
     if not len(targets):
         return np.zeros((0, k), np.int32), np.zeros((0, k), np.float32)
-    return learning.top(policy, [Datum.of(0, ids, at, targets, temperature=heat)], k)[0]
+    return verbs.top(policy, [Datum.of(0, ids, at, targets, temperature=heat)], k)[0]
 
 
 def _draws(policy: Policy, asked: Asked, k: int) -> Top:

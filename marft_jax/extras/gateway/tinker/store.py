@@ -20,10 +20,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from marft_jax import learning
+from marft_jax import policy as verbs
 from marft_jax.extras.gateway.errors import ApiError
 from marft_jax.formats import foreign, jsonlines
-from marft_jax.learning import Adapter
+from marft_jax.policy import Adapter
 from marft_jax.run.manifest import DRAFT, remove, whole_folder
 
 KINDS = {"weights": "training", "sampler_weights": "sampler", "external_weights": "external"}
@@ -105,7 +105,7 @@ class Store:
 
     def read_state(self, model: str) -> Adapter:
         """The newest state of a model."""
-        return learning.load(_states(self._model(model))[-1] / _ADAPTER)
+        return verbs.load(_states(self._model(model))[-1] / _ADAPTER)
 
     def write_call(self, model: str, number: int, kind: str, body: bytes) -> None:
         """Keeps a call, or its result; it is on the disk then."""
@@ -166,7 +166,7 @@ class Store:
                     self.delete(old)
 
     def write_adapter(self, draft: Path, adapter: Adapter) -> None:
-        learning.save(adapter, draft / _ADAPTER)
+        verbs.save(adapter, draft / _ADAPTER)
 
     def facts(self, saved: Saved, owner: str | None = None) -> dict[str, Any]:
         """Facts of saved weights, of an owner if one is given; raises ``ApiError``, 404."""
@@ -183,7 +183,7 @@ class Store:
     def load(self, saved: Saved) -> Adapter:
         """Reads saved weights; raises ``ApiError`` where there are none."""
         self.facts(saved)
-        return learning.load(self.place(saved) / _ADAPTER)
+        return verbs.load(self.place(saved) / _ADAPTER)
 
     def listed(
         self, models: str = "*", kind: str = "*weights"

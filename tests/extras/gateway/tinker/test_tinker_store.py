@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from marft_jax.extras.gateway.tinker.store import ANSWER, Store
-from marft_jax.learning import Adapter
+from marft_jax.policy import Adapter
 
 MODEL = "one:train:0"
 ADAPTER = Adapter(8.0, {"q": {"a": np.ones((1, 4, 2)), "b": np.ones((1, 2, 4))}})

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from marft_jax.learning.forbidden import Forbidden, forbidden_by
+from marft_jax.policy.forbidden import Forbidden, forbidden_by
 from marft_jax.sampling.constraints import Constraint, masks_of
 from marft_jax.types import Episode, Turn
 

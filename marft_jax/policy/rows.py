@@ -13,9 +13,9 @@ from typing import Any, Generic, Literal, NamedTuple, TypeVar
 import jax
 import numpy as np
 
-from marft_jax.learning.data import Datum
-from marft_jax.learning.forbidden import Forbidden
 from marft_jax.parallel.ladder import round_up
+from marft_jax.policy.data import Datum
+from marft_jax.policy.forbidden import Forbidden
 
 Level = Literal["action", "token"]
 Array = TypeVar("Array", bound=np.ndarray | jax.Array)

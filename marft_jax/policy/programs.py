@@ -13,19 +13,20 @@ from jax.sharding import PartitionSpec as P
 
 from marft_jax import random_keys
 from marft_jax.config import Algo
-from marft_jax.learning import critic as critic_lib
-from marft_jax.learning import gradients, optimiser, reported
+from marft_jax.learning import reported
 from marft_jax.learning.algorithms import Algorithm
-from marft_jax.learning.logprobs import Graph
 from marft_jax.learning.moving import ROLES
-from marft_jax.learning.objective import Objective
 from marft_jax.learning.settings import Clipped, LearnerSettings, Reinforce, TokenLevel
 from marft_jax.learning.state import EMA, PolicyState, TrainState, Version
-from marft_jax.learning.values import CriticSpec, forward, score
 from marft_jax.models import lora
 from marft_jax.models.decoder_config import DecoderConfig
 from marft_jax.parallel import compilation
 from marft_jax.parallel import mesh as mesh_lib
+from marft_jax.policy import critic as critic_lib
+from marft_jax.policy import gradients, optimiser
+from marft_jax.policy.logprobs import Graph
+from marft_jax.policy.objective import Objective
+from marft_jax.policy.values import CriticSpec, forward, score
 from marft_jax.random_keys import Stream
 from marft_jax.team.prompts import Team
 

@@ -9,10 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from marft_jax import learning
+from marft_jax import policy as verbs
 from marft_jax.engine.compiled import Shape
-from marft_jax.learning import Datum
 from marft_jax.models import decoder, lora
+from marft_jax.policy import Datum
 from marft_jax.run.samplers import engine_on
 from marft_jax.sampling.protocol import Request
 from marft_jax.types import Sampling
@@ -23,7 +23,7 @@ EVERY = (lora.ALL_LINEAR, lora.UNEMBED)
 
 @pytest.fixture(scope="module")
 def empty():
-    return learning.open_policy("tiny", room=3, rank=RANK, targets=EVERY)
+    return verbs.open_policy("tiny", room=3, rank=RANK, targets=EVERY)
 
 
 def moved(adapter, seed, size=0.02):
@@ -40,16 +40,16 @@ def moved(adapter, seed, size=0.02):
 def adapters(empty):
     """With the matrix to logits, without it, and with it alone; by slot."""
     return {
-        0: moved(learning.fresh(empty, rank=4, alpha=16.0, seed=1), 1),
-        1: moved(learning.fresh(empty, rank=RANK, alpha=16.0, targets=["q", "v"], seed=2), 2),
-        2: moved(learning.fresh(empty, rank=2, alpha=2.0, targets=[lora.UNEMBED], seed=3), 3, 0.2),
+        0: moved(verbs.fresh(empty, rank=4, alpha=16.0, seed=1), 1),
+        1: moved(verbs.fresh(empty, rank=RANK, alpha=16.0, targets=["q", "v"], seed=2), 2),
+        2: moved(verbs.fresh(empty, rank=2, alpha=2.0, targets=[lora.UNEMBED], seed=3), 3, 0.2),
     }
 
 
 @pytest.fixture(scope="module")
 def policy(empty, adapters):
     for slot, adapter in adapters.items():
-        empty = learning.add(empty, slot, adapter)
+        empty = verbs.add(empty, slot, adapter)
     return empty
 
 
@@ -84,7 +84,7 @@ def by_definition(policy, adapter, datum, factors):
 
 def test_logprobs_and_gradients_are_those_of_the_sum_of_the_matrices(policy, adapters):
     data = [x for slot in adapters for x in data_of(slot, 1)]
-    sums, found = learning.forward_backward(policy, data, "cross_entropy")
+    sums, found = verbs.forward_backward(policy, data, "cross_entropy")
     for slot, adapter in adapters.items():
         own = [(x, f) for x, f in zip(data, found, strict=True) if x.owner == slot]
 
@@ -128,7 +128,7 @@ def test_what_is_sampled_with_it_has_the_logprobs_that_are_learned(policy, adapt
         ids, logprobs = done[ticket].ids, done[ticket].logprobs
         whole, first = np.concatenate([prompts[ticket], ids]), len(prompts[ticket]) - 1
         datum = Datum.of(slot, whole[:-1], first + np.arange(len(ids)), ids)
-        [learned] = learning.forward(policy, [datum])
+        [learned] = verbs.forward(policy, [datum])
         np.testing.assert_allclose(logprobs, learned, atol=2e-5)
         assert done[ticket].version == str(slot)
 
@@ -137,12 +137,12 @@ def test_a_token_that_is_not_finite_stops_its_own_adapter_alone(policy):
     """All adapters share the product with the hidden states."""
     data = [*data_of(0), *data_of(2)]
     bad = data[0]._replace(inputs={"weights": data[0].inputs["weights"] * np.nan})
-    good, _ = learning.forward_backward(policy, data[3:], "cross_entropy")
-    sums, _ = learning.forward_backward(policy, [bad, *data[1:]], "cross_entropy")
+    good, _ = verbs.forward_backward(policy, data[3:], "cross_entropy")
+    sums, _ = verbs.forward_backward(policy, [bad, *data[1:]], "cross_entropy")
     for one, other in zip(*map(jax.tree.leaves, (sums.gradient, good.gradient)), strict=True):
         np.testing.assert_array_equal(one[:, 2], other[:, 2])
         assert np.isfinite(one).all()
-    after, norms = learning.optim_step(policy, sums, learning.adam(1e-2))
+    after, norms = verbs.optim_step(policy, sums, verbs.adam(1e-2))
     assert np.isnan(norms[0]) and norms[2] > 0
     head = policy.state.adapters[lora.UNEMBED]["b"], after.state.adapters[lora.UNEMBED]["b"]
     np.testing.assert_array_equal(head[0][0], head[1][0])
@@ -153,28 +153,28 @@ def test_the_likeliest_tokens_at_each_place(policy, adapters):
     data = [x for slot in adapters for x in data_of(slot, 2)]
     again = [data[0]._replace(positions=data[0].positions * 0 + 5)]  # one place, many targets
     for datum, (ids, logprobs) in zip(
-        [*data, *again], learning.top(policy, [*data, *again], 3), strict=True
+        [*data, *again], verbs.top(policy, [*data, *again], 3), strict=True
     ):
         each = [
-            learning.forward(policy, [datum._replace(targets=ids[:, k].astype(np.int32))])[0]
+            verbs.forward(policy, [datum._replace(targets=ids[:, k].astype(np.int32))])[0]
             for k in range(3)
         ]
         np.testing.assert_allclose(logprobs, np.stack(each, 1), atol=1e-5)
         assert (np.diff(logprobs) <= 0).all()
-        [own] = learning.forward(policy, [datum])
+        [own] = verbs.forward(policy, [datum])
         assert (own <= logprobs[:, 0] + 1e-6).all()
 
 
 def test_adam_goes_on_without_an_advantage_if_it_is_asked_to(policy):
     data = data_of(0)
-    sums, _ = learning.forward_backward(policy, data, "cross_entropy")
-    first, _ = learning.optim_step(policy, sums, learning.adam(1e-2))
+    sums, _ = verbs.forward_backward(policy, data, "cross_entropy")
+    first, _ = verbs.optim_step(policy, sums, verbs.adam(1e-2))
     none = [x._replace(inputs={"weights": x.inputs["weights"] * 0}) for x in data]
     for always in (False, True):
-        sums, _ = learning.forward_backward(first, none, "cross_entropy")
-        how = learning.adam(1e-2, always=always)
-        second, _ = learning.optim_step(first, sums, how)
-        steps = learning.take(second, 0).count
+        sums, _ = verbs.forward_backward(first, none, "cross_entropy")
+        how = verbs.adam(1e-2, always=always)
+        second, _ = verbs.optim_step(first, sums, how)
+        steps = verbs.take(second, 0).count
         assert steps == (2 if always else 1)
         b = [np.asarray(p.state.adapters["q"]["b"][0]) for p in (first, second)]
         assert (np.abs(b[0] - b[1]).max() > 1e-4) == always

@@ -7,10 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from marft_jax import learning
+from marft_jax import policy as verbs
 from marft_jax.errors import BadInput
-from marft_jax.learning import Datum
 from marft_jax.models import decoder, lora
+from marft_jax.policy import Datum
 
 ROOM, RANK = 3, 8
 HOW = {"eps": 1e-8, "b1": 0.8, "clip": 1.0}
@@ -18,7 +18,7 @@ HOW = {"eps": 1e-8, "b1": 0.8, "clip": 1.0}
 
 @pytest.fixture(scope="module")
 def empty():
-    return learning.open_policy("tiny", room=ROOM, rank=RANK)
+    return verbs.open_policy("tiny", room=ROOM, rank=RANK)
 
 
 def moved(adapter, seed):
@@ -34,8 +34,8 @@ def moved(adapter, seed):
 @pytest.fixture(scope="module")
 def adapters(empty):
     """Of unlike ranks, scales and matrices, by their slot."""
-    small = learning.fresh(empty, rank=2, alpha=4.0, targets=("q", "v"), seed=1)
-    return {0: moved(small, 1), 2: moved(learning.fresh(empty, rank=RANK, alpha=16.0, seed=2), 2)}
+    small = verbs.fresh(empty, rank=2, alpha=4.0, targets=("q", "v"), seed=1)
+    return {0: moved(small, 1), 2: moved(verbs.fresh(empty, rank=RANK, alpha=16.0, seed=2), 2)}
 
 
 def data_of(slot, n=3, level="token"):
@@ -63,7 +63,7 @@ def sampled(empty, adapters):
     policy = with_adapters(empty, adapters)
     for slot, own in DATA.items():
         rng = np.random.default_rng(slot)
-        logprobs = [x + rng.normal(0, 0.05, len(x)) for x in learning.forward(policy, own)]
+        logprobs = [x + rng.normal(0, 0.05, len(x)) for x in verbs.forward(policy, own)]
         DATA[slot] = [x._replace(logprobs=y) for x, y in zip(own, logprobs, strict=True)]
 
 
@@ -72,7 +72,7 @@ LOSS = {0: "cross_entropy", 2: "importance_sampling"}
 
 def with_adapters(empty, adapters):
     for slot, adapter in adapters.items():
-        empty = learning.add(empty, slot, adapter)
+        empty = verbs.add(empty, slot, adapter)
     return empty
 
 
@@ -82,8 +82,8 @@ def learned(policy, slots, steps=2):
     losses = [LOSS[datum.owner] for datum in both]
     rates = np.linspace(1e-2, 3e-2, ROOM)
     for _ in range(steps):
-        sums, found = learning.forward_backward(policy, both, losses)
-        policy, norms = learning.optim_step(policy, sums, learning.adam(rates, **HOW))
+        sums, found = verbs.forward_backward(policy, both, losses)
+        policy, norms = verbs.optim_step(policy, sums, verbs.adam(rates, **HOW))
     return policy, {s: [f for f, x in zip(found, both, strict=True) if x.owner == s] for s in slots}
 
 
@@ -96,11 +96,11 @@ def test_adapters_of_unlike_ranks_and_losses_in_one_call_are_bit_for_bit_those_a
 ):
     whole, found = learned(with_adapters(empty, adapters), [0, 2])
     for slot, adapter in adapters.items():
-        alone, own = learned(learning.add(empty, slot, adapter), [slot])
-        before, after = leaves(adapter.factors), leaves(learning.take(whole, slot).factors)
+        alone, own = learned(verbs.add(empty, slot, adapter), [slot])
+        before, after = leaves(adapter.factors), leaves(verbs.take(whole, slot).factors)
         assert max(np.abs(x - y).max() for x, y in zip(before, after, strict=True)) > 1e-3
         for x, y in zip(
-            leaves(learning.take(whole, slot)), leaves(learning.take(alone, slot)), strict=True
+            leaves(verbs.take(whole, slot)), leaves(verbs.take(alone, slot)), strict=True
         ):
             np.testing.assert_array_equal(x, y)
         for x, y in zip(found[slot], own[slot], strict=True):
@@ -149,14 +149,14 @@ def test_a_step_is_that_of_the_definitions(empty, adapters, slot):
     policy, adapter = with_adapters(empty, adapters), adapters[slot]
     told, gradient = reference(policy, adapter, DATA[slot], LOSS[slot])
     for got, (logprobs, losses) in zip(
-        learning.forward_backward(policy, DATA[slot], LOSS[slot])[1], told, strict=True
+        verbs.forward_backward(policy, DATA[slot], LOSS[slot])[1], told, strict=True
     ):
         np.testing.assert_allclose(got.logprobs, logprobs, rtol=1e-5)
         np.testing.assert_allclose(got.losses, losses, rtol=5e-5)  # exp of a sum
-    for got, (logprobs, _) in zip(learning.forward(policy, DATA[slot]), told, strict=True):
+    for got, (logprobs, _) in zip(verbs.forward(policy, DATA[slot]), told, strict=True):
         np.testing.assert_allclose(got, logprobs, rtol=1e-5)
-    sums, _ = learning.forward_backward(policy, DATA[slot], LOSS[slot])
-    after, norms = learning.optim_step(policy, sums, learning.adam(1e-2, **HOW))
+    sums, _ = verbs.forward_backward(policy, DATA[slot], LOSS[slot])
+    after, norms = verbs.optim_step(policy, sums, verbs.adam(1e-2, **HOW))
     g = np.concatenate([x.astype(np.float64).ravel() for x in leaves(gradient)])
     assert norms[slot] == pytest.approx(np.linalg.norm(g), rel=1e-5)
     g *= min(1, HOW["clip"] / np.linalg.norm(g))
@@ -164,7 +164,7 @@ def test_a_step_is_that_of_the_definitions(empty, adapters, slot):
     step = 1e-2 * moment / (np.sqrt(square) + HOW["eps"])
     x, y = (
         np.concatenate([x.ravel() for x in leaves(a.factors)])
-        for a in (adapter, learning.take(after, slot))
+        for a in (adapter, verbs.take(after, slot))
     )
     clear = np.abs(g) > 1e-5  # of smaller gradients the sign is rounding
     np.testing.assert_allclose((x - y)[clear], step[clear], atol=1e-5)
@@ -173,9 +173,9 @@ def test_a_step_is_that_of_the_definitions(empty, adapters, slot):
 
 def test_sums_over_calls_are_those_of_one_call(empty, adapters):
     policy, data = with_adapters(empty, adapters), DATA[0]
-    whole, _ = learning.forward_backward(policy, data, "ppo")
-    parts, _ = learning.forward_backward(policy, data[:1], "ppo")
-    parts, _ = learning.forward_backward(policy, data[1:], "ppo", parts)
+    whole, _ = verbs.forward_backward(policy, data, "ppo")
+    parts, _ = verbs.forward_backward(policy, data[:1], "ppo")
+    parts, _ = verbs.forward_backward(policy, data[1:], "ppo", parts)
     for x, y in zip(jax.tree.leaves(whole.gradient), jax.tree.leaves(parts.gradient), strict=True):
         np.testing.assert_allclose(x, y, atol=1e-5)
 
@@ -186,8 +186,8 @@ def test_counts_make_a_mean_and_no_weight_moves_nothing(empty, adapters):
     def step(**inputs):
         units = {name: np.full(8, x) for name, x in inputs.items()}
         data = [x._replace(inputs={**x.inputs, **units}) for x in DATA[0]]
-        sums, _ = learning.forward_backward(policy, data, "reinforce")
-        return learning.optim_step(policy, sums, learning.adam(1e-2))
+        sums, _ = verbs.forward_backward(policy, data, "reinforce")
+        return verbs.optim_step(policy, sums, verbs.adam(1e-2))
 
     total, mean = step(weights=1.0), step(weights=1.0, counts=1.0)
     assert total[1][0] == pytest.approx(mean[1][0] * 8 * len(DATA[0]), rel=1e-5)
@@ -198,45 +198,45 @@ def test_counts_make_a_mean_and_no_weight_moves_nothing(empty, adapters):
 
 def test_an_adapter_is_saved_with_its_optimiser_and_goes_on(empty, adapters, tmp_path):
     policy, _ = learned(with_adapters(empty, adapters), [0, 2], steps=1)
-    learning.save(learning.take(policy, 0), tmp_path / "one.safetensors")
-    read = learning.load(tmp_path / "one.safetensors")
+    verbs.save(verbs.take(policy, 0), tmp_path / "one.safetensors")
+    read = verbs.load(tmp_path / "one.safetensors")
     assert read.rank == 2 and {*read.factors} == {"q", "v"} and read.count == 1
-    elsewhere, _ = learned(learning.add(learning.drop(policy, 0), 0, read), [0, 2], steps=1)
+    elsewhere, _ = learned(verbs.add(verbs.drop(policy, 0), 0, read), [0, 2], steps=1)
     stayed, _ = learned(policy, [0, 2], steps=1)
     for x, y in zip(jax.tree.leaves(elsewhere.state), jax.tree.leaves(stayed.state), strict=True):
         np.testing.assert_array_equal(x, y)
-    again = learning.take(learning.add(policy, 0, read._replace(moments=None, count=0)), 0)
+    again = verbs.take(verbs.add(policy, 0, read._replace(moments=None, count=0)), 0)
     assert again.count == 0 and not any(x.any() for x in jax.tree.leaves(again.moments))
 
 
 def test_what_does_not_fit_is_one_line(empty, adapters, tmp_path):
     with pytest.raises(BadInput, match="expected rank 1 to 8 .* got rank 9"):
-        learning.add(empty, 0, learning.fresh(empty, rank=9, alpha=1.0))
+        verbs.add(empty, 0, verbs.fresh(empty, rank=9, alpha=1.0))
     policy, [datum, *_] = with_adapters(empty, adapters), DATA[0]
     for slot in (1, 3, -1):
         with pytest.raises(BadInput, match=rf"data\[0\].owner: .* adapter, .*, got {slot}"):
-            learning.forward(policy, [datum._replace(owner=slot)])
+            verbs.forward(policy, [datum._replace(owner=slot)])
     for use in (
-        lambda slot: learning.add(policy, slot, adapters[0]),
-        lambda s: learning.drop(policy, s),
+        lambda slot: verbs.add(policy, slot, adapters[0]),
+        lambda s: verbs.drop(policy, s),
     ):
         for slot in (ROOM, -1):
             with pytest.raises(BadInput, match=f"slot: expected a slot, from 0 to 2, got {slot}"):
                 use(slot)
     with pytest.raises(BadInput, match="slot: expected a slot with an adapter, .* got 1"):
-        learning.take(policy, 1)
+        verbs.take(policy, 1)
     with pytest.raises(BadInput, match="--lora.targets"):
-        learning.fresh(policy, rank=2, alpha=1.0, targets=("nothing",))
+        verbs.fresh(policy, rank=2, alpha=1.0, targets=("nothing",))
     for name in ("ids", "targets"):
         for token in (-1, policy.base.config.vocab_size):
             wrong = datum._replace(**{name: np.full_like(getattr(datum, name), token)})
             with pytest.raises(
                 BadInput, match=rf"data\[1\].{name}: expected tokens .* got {token} to"
             ):
-                learning.forward(policy, [datum, wrong])
+                verbs.forward(policy, [datum, wrong])
     for loss, got in (("crossentropy", "crossentropy"), (["ppo", "ppo"], "2 for 1 data")):
         with pytest.raises(BadInput, match=f"loss: expected one, .* got .*{got}"):
-            learning.forward_backward(policy, [datum], loss)
+            verbs.forward_backward(policy, [datum], loss)
     with pytest.raises(ValueError, match="positions: expected 0 to 2"):
         Datum.of(0, [1, 2, 3], [3], [4])
     with pytest.raises(ValueError, match="units: expected numbers from 0"):
@@ -245,4 +245,4 @@ def test_what_does_not_fit_is_one_line(empty, adapters, tmp_path):
         Datum.of(0, [1, 2, 3], [0, 1], [4, 5], units=[0, 0], advantages=[1, 2])
     (tmp_path / "x").write_bytes(b"no tensors")
     with pytest.raises(BadInput, match="x"):
-        learning.load(tmp_path / "x")
+        verbs.load(tmp_path / "x")

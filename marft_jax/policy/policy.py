@@ -24,20 +24,20 @@ from marft_jax.config import Mesh as MeshSettings
 from marft_jax.config import Model
 from marft_jax.errors import BadInput
 from marft_jax.formats.foreign import readable
-from marft_jax.learning import optimiser
 from marft_jax.learning.batch import microbatches
-from marft_jax.learning.data import Datum
-from marft_jax.learning.gradients import PolicySpec, Sums
-from marft_jax.learning.logprobs import Graph, top_tokens
-from marft_jax.learning.objective import LOSSES, Inputs, Loss, Objective
-from marft_jax.learning.optimiser import Adam
-from marft_jax.learning.packing import Packed, pack
-from marft_jax.learning.programs import Compiled, Compiling
-from marft_jax.learning.rows import Level
 from marft_jax.learning.state import PolicyState
 from marft_jax.models import lora
 from marft_jax.models.weights.load import BaseModel, load_base
 from marft_jax.parallel import mesh as mesh_lib
+from marft_jax.policy import optimiser
+from marft_jax.policy.data import Datum
+from marft_jax.policy.gradients import PolicySpec, Sums
+from marft_jax.policy.logprobs import Graph, top_tokens
+from marft_jax.policy.objective import LOSSES, Inputs, Loss, Objective
+from marft_jax.policy.optimiser import Adam
+from marft_jax.policy.packing import Packed, pack
+from marft_jax.policy.programs import Compiled, Compiling
+from marft_jax.policy.rows import Level
 
 _TOKENS = 8192  # in one forward and backward pass
 _NO_LOSS = Objective("token", LOSSES["cross_entropy"])  # of programs that compute none

@@ -7,14 +7,14 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from marft_jax.learning import critic as critic_lib
-from marft_jax.learning import logprobs
 from marft_jax.learning.algorithms import Algorithm
-from marft_jax.learning.logprobs import Graph
-from marft_jax.learning.rows import Level, Rows
 from marft_jax.learning.settings import LearnerSettings
 from marft_jax.models import lora
 from marft_jax.models.decoder import Base
+from marft_jax.policy import critic as critic_lib
+from marft_jax.policy import logprobs
+from marft_jax.policy.logprobs import Graph
+from marft_jax.policy.rows import Level, Rows
 
 
 class CriticSpec(NamedTuple):

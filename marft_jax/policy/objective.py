@@ -12,8 +12,8 @@ from typing import Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from marft_jax.learning import logprobs, losses
-from marft_jax.learning.rows import Level, Rows
+from marft_jax.policy import logprobs, losses
+from marft_jax.policy.rows import Level, Rows
 
 Loss = Callable[[jax.Array, Mapping[str, jax.Array]], jax.Array]
 """(log-probs of units, numbers of units by name) to one loss for each unit. The names are those of

@@ -14,10 +14,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from marft_jax.learning import critic as critic_lib
-from marft_jax.learning.gradients import CriticSums, Sums
 from marft_jax.learning.settings import LearnerSettings
 from marft_jax.learning.state import PolicyState
+from marft_jax.policy import critic as critic_lib
+from marft_jax.policy.gradients import CriticSums, Sums
 
 Numbers = jax.Array | np.ndarray | float
 

@@ -9,9 +9,13 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from marft_jax.learning import critic as critic_lib
-from marft_jax.learning import logprobs, losses
-from marft_jax.learning.objective import (
+from marft_jax.learning.settings import WithCritic
+from marft_jax.models import lora
+from marft_jax.models.decoder import Base
+from marft_jax.parallel import mesh as mesh_lib
+from marft_jax.policy import critic as critic_lib
+from marft_jax.policy import logprobs, losses
+from marft_jax.policy.objective import (
     Inputs,
     Objective,
     Seen,
@@ -19,12 +23,8 @@ from marft_jax.learning.objective import (
     measures,
     objective_of_units,
 )
-from marft_jax.learning.rows import Rows
-from marft_jax.learning.settings import WithCritic
-from marft_jax.learning.values import CriticSpec, values
-from marft_jax.models import lora
-from marft_jax.models.decoder import Base
-from marft_jax.parallel import mesh as mesh_lib
+from marft_jax.policy.rows import Rows
+from marft_jax.policy.values import CriticSpec, values
 
 
 class PolicySpec(NamedTuple):
