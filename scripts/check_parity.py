@@ -139,7 +139,7 @@ class Subject:
         places = np.arange(len(actions) * _NEW).reshape(len(actions), _NEW)  # rows are packed
         split, scored = mesh_lib.rows(self.mesh), np.zeros(places.shape, np.float32)
         run, scale = self._scorer, lora.scale_of(self.adapters, self._config.lora.alpha)
-        for rows in microbatches(self._pack(self.episodes(actions, places)).rows[MAIN]):
+        for rows in microbatches(self._pack(self.episodes(actions, places)).parts[MAIN].rows.rows):
             with self._precise():
                 found, _ = run(self.base.params, self.adapters, scale, mesh_lib.put(rows, split))
             there = rows.actions.mask_BA > 0

@@ -33,6 +33,7 @@ from marft_jax.engine import engine  # noqa: E402
 from marft_jax.learning import learner  # noqa: E402
 from marft_jax.learning.settings import LearnerSettings  # noqa: E402
 from marft_jax.parallel import compilation  # noqa: E402
+from marft_jax.policy import programs  # noqa: E402
 from marft_jax.team.prompts import Team  # noqa: E402
 
 if PLAIN and jax.__version_info__ < (0, 11):  # later ones end at a flag that they no longer have
@@ -74,16 +75,18 @@ def share_programs() -> None:
         def get(*args: Any, **kwargs: Any) -> Any:
             args = tuple(map(traced, args))
             key = [members(x) if isinstance(x, Team) else x for x in args], kwargs
-            for others, programs in made:
+            for others, found in made:
                 if others == key:
-                    return programs
+                    return found
             made.append((key, make(*args, **kwargs)))
             del made[:-16]
             return made[-1][1]
 
         return get
 
-    engine.programs, learner.programs = shared(engine.programs), shared(learner.programs)
+    engine.programs = shared(engine.programs)
+    for name in ("objective_of", "critic_of", "compiled"):
+        setattr(learner, name, shared(getattr(learner, name)))
 
 
 if PLAIN:
@@ -113,9 +116,13 @@ def room_for_programs():
 @pytest.fixture
 def own_programs(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is traced in the test is its own."""
-    for module in (engine, learner):
-        plain = getattr(module.programs, "__wrapped__", module.programs)
-        monkeypatch.setattr(module, "programs", plain)
+    names = [(learner, name) for name in ("objective_of", "critic_of", "compiled")]
+    for module, name in [(engine, "programs"), *names]:
+        made = getattr(module, name)
+        monkeypatch.setattr(module, name, getattr(made, "__wrapped__", made))
+    for name in ("forward", "top", "of_gradients", "optim_step", "of_critic"):
+        made = getattr(programs, name).__wrapped__  # without its cache
+        monkeypatch.setattr(programs, name, functools.lru_cache(maxsize=None)(made))
 
 
 @pytest.fixture(scope="module")

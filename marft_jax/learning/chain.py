@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from marft_jax.learning.team_data import TurnKey
+from marft_jax.policy.rows import Level
 from marft_jax.types import Episode, Turn
 
 
@@ -60,7 +62,8 @@ class Chain(NamedTuple):
         kl_noise_E: what a chain's penalties are with log-probs that miss by a rounding.
         turn: facts about the turns.
         origin: facts about the chains.
-        number_EJ: number of the link's decision among those of all data (``data.py``).
+        turns: the turns, laid end to end.
+        lengths: number of the links of each.
     """
 
     mask_EJ: np.ndarray
@@ -70,7 +73,30 @@ class Chain(NamedTuple):
     kl_noise_E: np.ndarray
     turn: OfTurn
     origin: Origin
-    number_EJ: np.ndarray
+    turns: Sequence[TurnKey]
+    lengths: Sequence[int]
+
+    def in_order(self, of_turns: Mapping[TurnKey, np.ndarray]) -> list[np.ndarray]:
+        """Numbers of each turn, in acting order."""
+        return [of_turns[turn] for turn in self.turns]
+
+    def lay(self, in_order: Sequence[np.ndarray]) -> np.ndarray:
+        """Lays the numbers of each turn's links end to end, ``float64 [E, J]``; 0 for padding."""
+        x_EJ = np.zeros(self.mask_EJ.shape)
+        x_EJ[self.mask_EJ > 0] = np.concatenate(in_order)
+        return x_EJ
+
+    def by_turn(self, x_EJ: np.ndarray) -> dict[TurnKey, np.ndarray]:
+        """Numbers of each turn's links."""
+        parts = np.split(x_EJ[self.mask_EJ > 0], np.cumsum(self.lengths)[:-1])
+        return dict(zip(self.turns, parts, strict=True))
+
+    def agent_means(self, in_order: Sequence[np.ndarray], agents: int) -> np.ndarray:
+        """Means over the numbers of each agent's turns, ``[P]``; 0 without any."""
+        first = np.cumsum(self.lengths) - self.lengths
+        acted = self.agent_EJ[self.mask_EJ > 0][first]
+        total_P = np.bincount(acted, [x.sum() for x in in_order], agents)
+        return total_P / np.maximum(np.bincount(acted, list(map(len, in_order)), agents), 1)
 
     @property
     def continues_EJ(self) -> np.ndarray:
@@ -98,21 +124,19 @@ class Chain(NamedTuple):
         return self.turn.agent_turn_EJ * (np.max(self.agent_EJ) + 1) + self.agent_EJ
 
 
-def make_chain(
-    episodes: Sequence[Episode],
-    rewards: Sequence[np.ndarray],
-    numbers: Mapping[tuple[int, int], range],
-) -> Chain:
+def make_chain(episodes: Sequence[Episode], rewards: Sequence[np.ndarray], level: Level) -> Chain:
     """Lays the turns' decisions end to end.
 
     Args:
         episodes: finished episodes.
         rewards: of the turns of each episode.
-        numbers: numbers of the decisions of each (episode, turn) among those of all data.
+        level: what a decision is: a turn, or a token of its action.
     """
     chains = chains_of(episodes)
-    spans = [[numbers[e, k] for k in turns] for e, turns in chains]
-    lengths = [[len(span) for span in row] for row in spans]
+    lengths = [
+        [len(episodes[e].turns[k].action) if level == "token" else 1 for k in turns]
+        for e, turns in chains
+    ]
     mask_EJ = _rows([[1.0] * sum(row) for row in lengths])
 
     def links(of_turns: Sequence[Sequence[float]]) -> np.ndarray:
@@ -132,14 +156,14 @@ def make_chain(
         kl_noise_E=np.zeros(len(mask_EJ)),
         turn=OfTurn(*(links([[fact[n] for fact in row] for row in facts]) for n in range(6))),
         origin=origin,
-        number_EJ=_rows([np.concatenate(row) for row in spans]),
+        turns=[(e, k) for e, turns in chains for k in turns],
+        lengths=[n for row in lengths for n in row],
     )
 
 
 def chain_of_turns(episodes: Sequence[Episode], rewards: Sequence[np.ndarray]) -> Chain:
-    """Links the turns of episodes that are not packed, each as one decision."""
-    one = {(e, k): range(1) for e, x in enumerate(episodes) for k in range(len(x.turns))}
-    return make_chain(episodes, rewards, one)
+    """Links the turns of episodes, each as one decision."""
+    return make_chain(episodes, rewards, "action")
 
 
 def chains_of(episodes: Sequence[Episode]) -> list[tuple[int, list[int]]]:

@@ -7,7 +7,7 @@ in the order in which the paper defines them.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax.numpy as jnp
@@ -24,7 +24,6 @@ from marft_jax.learning.normalizers import earns_differ
 from marft_jax.learning.settings import Clipped, Distill, Reinforce, TokenLevel
 from marft_jax.learning.state import EMA
 from marft_jax.policy import losses
-from marft_jax.policy.rows import Rows, means_by_agent, sums_by_turn
 
 _SCALE_DECAY = 0.9  # share of the values' scale that stays in each step
 
@@ -55,39 +54,36 @@ def estimate(
     algorithm: Algorithm,
     agents: int,
     batch: Batch,
-    values: Mapping[str, np.ndarray] | None,
-    reference: Mapping[str, np.ndarray] | None,
     baseline: EMA,
     values_scale: EMA,
-    rounding: float = SAME,
+    *,
+    values_EJ: np.ndarray | None = None,
+    reference: Sequence[np.ndarray] | None = None,
     taught_EJ: np.ndarray | None = None,
+    rounding: float = SAME,
 ) -> Estimates:
     """Computes KL, advantages and returns of every decision.
 
     Args:
-        values: the critic's outputs on each base, ``[U, B, X]``: values divided by their scale.
-        reference: log-probs of the reference policy in each base's rows, ``[U, B, A]``; None
-            without a KL.
         baseline, values_scale: the moving averages so far, on the host.
-        rounding: of a log-prob, relative to its size; depends on the dtype of the base.
+        values_EJ: the critic's outputs: values divided by their scale.
+        reference: log-probs of the reference policy of each turn's action tokens, in acting order;
+            None without a KL.
         taught_EJ: advantages from teachers (``teaching.py``), added to those of the rewards.
+        rounding: of a log-prob, relative to its size; depends on the dtype of the base.
     """
     chain, report, own = batch.chain, dict[str, np.ndarray | float](), algo.part(Algo)
     if reference is not None:
-        kls = {
-            base: _reference_kl(batch.rows[base].actions.behaviour_BA, known, batch.rows[base], own)
-            for base, known in reference.items()
-        }
-        report["ref_kl"] = means_by_agent(kls, batch.rows, agents)
+        kls = _reference_kl(batch.behaviour, reference, own)
+        report["ref_kl"] = chain.agent_means(kls, agents)
         if own.kl_in == "reward":
-            chain = _charge_kl(own, algorithm, batch, kls, reference, rounding)
-    values_EJ = None
-    if values is not None:
+            chain = _charge_kl(own, batch, kls, reference, rounding)
+    if values_EJ is not None:
         returns_EJ = np.abs(returns_to_go(chain))
         largest = returns_EJ.max(where=np.isfinite(returns_EJ), initial=0.0)
         largest *= largest > SAME * reward_sizes(chain).max()
         values_scale = values_scale.update(largest, largest, _SCALE_DECAY)
-        values_EJ = batch.gather(values) * values_scale.mean
+        values_EJ = values_EJ * values_scale.mean
     known_EJ = np.zeros_like(chain.rewards_EJ) if values_EJ is None else values_EJ
     with np.errstate(invalid="ignore", over="ignore"):  # the guard looks for what is not finite
         advantages_EJ, returns_EJ = normalized_advantages(
@@ -119,39 +115,39 @@ def estimate(
 
 
 def _reference_kl(
-    logprobs_UBA: np.ndarray, reference_UBA: np.ndarray, rows: Rows[np.ndarray], algo: Algo
-) -> np.ndarray:
-    """KL to the reference at each action token; 0 for padding."""
-    x, reference = jnp.asarray(logprobs_UBA), jnp.asarray(reference_UBA)
-    return np.asarray(losses.reference_kl(x, reference, algo.estimator)) * rows.actions.mask_BA
+    logprobs: Sequence[np.ndarray], reference: Sequence[np.ndarray], algo: Algo
+) -> list[np.ndarray]:
+    """KL to the reference at each action token of each turn."""
+    x, known = (jnp.asarray(np.concatenate(y), jnp.float32) for y in (logprobs, reference))
+    kl = np.asarray(losses.reference_kl(x, known, algo.estimator))
+    return np.split(kl, np.cumsum(list(map(len, logprobs)))[:-1])
 
 
 def _charge_kl(
     algo: Algo,
-    algorithm: Algorithm,
     batch: Batch,
-    kls: Mapping[str, np.ndarray],
-    reference: Mapping[str, np.ndarray],
+    kls: Sequence[np.ndarray],
+    reference: Sequence[np.ndarray],
     rounding: float,
 ) -> Chain:
     """Subtracts ``kl_coef``·KL from the reward of each decision.
 
     Before the first update of an adapter the KL is a rounding of log-probs, which must teach
-    nothing: its noise is what the KL changes by where each log-prob misses by that rounding.
+    nothing: its noise is the change of the KL where each log-prob misses by that rounding.
     """
-    squares = dict[str, np.ndarray]()
-    for base, known_UBA in reference.items():
-        rows, own_UBA = batch.rows[base], batch.rows[base].actions.behaviour_BA
-        missed_UBA = own_UBA + rounding * (1 + abs(own_UBA) + abs(known_UBA))
-        squares[base] = np.square(_reference_kl(missed_UBA, known_UBA, rows, algo) - kls[base])
-    if algorithm.level == "action":
-        kls, squares = (
-            {base: sums_by_turn(x_UBA, batch.rows[base]) for base, x_UBA in by_base.items()}
-            for by_base in (kls, squares)
-        )
-    kl_EJ, noise_E = algo.kl_coef * batch.gather(kls), np.sqrt(batch.gather(squares).sum(1))
-    return batch.chain._replace(
-        rewards_EJ=batch.chain.rewards_EJ - kl_EJ,
+    chain, pairs = batch.chain, zip(batch.behaviour, reference, strict=True)
+    missed = [x + rounding * (1 + abs(x) + abs(known)) for x, known in pairs]
+    missed_kls = _reference_kl(missed, reference, algo)
+    squares = [np.square(a - b) for a, b in zip(missed_kls, kls, strict=True)]
+
+    def lay(of_tokens: Sequence[np.ndarray]) -> np.ndarray:
+        if batch.level == "action":
+            of_tokens = [x.sum(keepdims=True, dtype=np.float64) for x in of_tokens]
+        return chain.lay(of_tokens)
+
+    kl_EJ, noise_E = algo.kl_coef * lay(kls), np.sqrt(lay(squares).sum(1))
+    return chain._replace(
+        rewards_EJ=chain.rewards_EJ - kl_EJ,
         kl_EJ=kl_EJ,
         kl_noise_E=algo.kl_coef * np.nan_to_num(noise_E, posinf=0),
     )
@@ -180,8 +176,7 @@ def _loss_weights(algo: Update, batch: Batch, agents: int) -> dict[str, np.ndarr
     if coef := algo.part(Algo).entropy_coef:
         coef_P = np.full(agents, coef)
         if clipped.entropy_target is not None:
-            surprises = {base: -rows.actions.behaviour_BA for base, rows in batch.rows.items()}
-            entropy_P = means_by_agent(surprises, batch.rows, agents)
+            entropy_P = chain.agent_means([-x for x in batch.behaviour], agents)
             coef_P = np.where(entropy_P < clipped.entropy_target, coef_P, 0)
         found["entropy"] = coef_P[chain.agent_EJ]
     return found

@@ -1,8 +1,8 @@
 """Update of a team: values and advantages of a batch, then epochs of policy gradients.
 
-Its compiled functions are of one microbatch (``score``, ``forward``, ``accumulate``) and of one
-optimiser step (``optim_step``); between them is a loop in Python that a reader can follow.
-``README.md`` lists where it differs from the papers and from the first MARFT release.
+Everything that reads or changes a base goes through the verbs of ``policy/``; this module alone
+holds the mapping from bases to policies. ``README.md`` lists where the update differs from the
+papers and from the first MARFT release.
 """
 
 from __future__ import annotations
@@ -17,33 +17,35 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from marft_jax import random_keys
 from marft_jax.config import Algo
-from marft_jax.learning import batch as batch_lib
+from marft_jax.learning import reported
 from marft_jax.learning.algorithms import Algorithm
+from marft_jax.learning.batch import Batch, OfBase, build
 from marft_jax.learning.estimates import Estimates, estimate
+from marft_jax.learning.minibatches import order
+from marft_jax.learning.objectives import critic_of, objective_of
 from marft_jax.learning.reported import Stepped
 from marft_jax.learning.settings import LearnerSettings
-from marft_jax.learning.state import TrainState
+from marft_jax.learning.state import TrainState, fresh_state
 from marft_jax.learning.teaching import Teaching, pack_taught, teacher_advantage
 from marft_jax.models import lora
+from marft_jax.models.decoder_config import DecoderConfig
 from marft_jax.models.weights.load import BaseModel
 from marft_jax.parallel import mesh as mesh_lib
-from marft_jax.policy.gradients import CriticSums, Sums, Valued
+from marft_jax.policy import policy as verbs
+from marft_jax.policy import programs
 from marft_jax.policy.logprobs import dtype_of
-from marft_jax.policy.objective import Inputs
-from marft_jax.policy.optimiser import Adam, adam, rate_factor
-from marft_jax.policy.programs import programs
-from marft_jax.policy.rows import Level, Rows, means_by_agent
-from marft_jax.policy.values import Scored, reads_base, reads_prompts
-from marft_jax.random_keys import Stream
+from marft_jax.policy.objective import Objective
+from marft_jax.policy.optimiser import Adam, PolicyState, adam
+from marft_jax.policy.policy import Packed, Policy
+from marft_jax.policy.rows import Level
 from marft_jax.sampling.constraints import Constraint, constraint_of, forms_of
 from marft_jax.team.prompts import Team
 from marft_jax.types import Episode, Turn
 
 
 class Learner:
-    """Owns the compiled functions; the state travels through them.
+    """Trains a team; the state travels through it.
 
     Args:
         settings: as ``settings.resolve`` makes them.
@@ -65,9 +67,8 @@ class Learner:
     ):
         self._settings = settings
         self._algorithm, self._mesh, self._team = algorithm, mesh, team
-        self._teaching = teaching
-        bases = {**bases, **teaching.bases} if teaching else bases
-        self._params = {name: base.params for name, base in bases.items()}
+        self._teaching, self._agents = teaching, len(team.profiles)
+        self._bases = bases = {**bases, **teaching.bases} if teaching else dict(bases)
         self._packing = {
             "shards": mesh_lib.row_shards(mesh),
             "share": settings.algo.reuse,
@@ -75,12 +76,18 @@ class Learner:
             "d_models": {name: base.config.d_model for name, base in bases.items()},
             "constraint": functools.partial(_constraint, team, bases),
         }
-        decoders = {name: (base.config, base.graphdef) for name, base in bases.items()}
-        self._run = programs(settings, decoders, team, algorithm, mesh)
+        self._objective = objective_of(settings, algorithm)
+        self._critics = {
+            base: critic_of(settings, algorithm, bases[base].graphdef, self._agents)
+            for base in team.adapters
+            if settings.critic is not None
+        }
+        configs = {name: bases[name].config for name in team.adapters}
+        self._init, self._report = compiled(settings, configs, team, self._objective, mesh)
 
     def init(self) -> TrainState:
         """A fresh state: adapters that change nothing, values near zero."""
-        return self._run.init()
+        return self._init()
 
     def pack(
         self,
@@ -88,27 +95,27 @@ class Learner:
         rewards: Sequence[np.ndarray],
         seed: Sequence[int] = (0,),
         level: Level | None = None,
-    ) -> batch_lib.Batch:
+    ) -> Batch:
         """Packs episodes for this learner; arguments as of ``batch.build``.
 
         Args:
             level: what a decision is; by default that of the algorithm.
         """
-        algo, team, level = self._settings.algo, self._team, level or self._algorithm.level
+        settings, team, level = self._settings, self._team, level or self._algorithm.level
         how = {**self._packing, "seed": seed}
-        prompts = reads_prompts(self._settings, level)
-        batch = batch_lib.build(
-            episodes, rewards, team.owners, algo, level, bases=team.bases, prompts=prompts, **how
-        )
+        batch = build(
+            episodes, rewards, team.owners, settings.algo, level, bases=team.bases,
+            prompts=settings.reads_prompts(level), **how,
+        )  # fmt: skip
         if self._teaching is None:
             return batch
-        taught = pack_taught(batch.chain, episodes, team, self._teaching, algo, **how)
+        taught = pack_taught(episodes, team, self._teaching, settings.algo, **how)
         return batch._replace(taught=taught)
 
     def learn(
         self,
         state: TrainState,
-        batch: batch_lib.Batch,
+        batch: Batch,
         step: int,
         check: Callable[[], object] = lambda: None,
     ) -> tuple[TrainState, Estimates, dict[str, Any]]:
@@ -121,39 +128,53 @@ class Learner:
         Returns:
             (state, estimates, metrics); the metrics are still on the device.
         """
-        rows, scored = self._score(state, batch)
-        estimates, lr_scale = self._estimate(state, batch, scored)
-        data = self._data(batch, rows, scored, estimates)
-        how = self._how(step, lr_scale)
+        known = {base: self._read(state, base, part) for base, part in batch.parts.items()}
+        estimates, lr_scale = self._estimate(state, batch, known)
+        inputs = {**estimates.inputs, "returns": estimates.targets_EJ}
+        of_turns = {name: batch.chain.by_turn(x_EJ) for name, x_EJ in inputs.items()}
+        for base, part in batch.parts.items():
+            units = {name: part.data.by_datum(x) for name, x in of_turns.items()}
+            known[base] = known[base].carry(batch.level, units, self._objective)
+        how, of_critics = self._how(step, lr_scale)
         averages = estimates.baseline, estimates.values_scale
         baseline, scale = jax.device_put(averages, mesh_lib.replicated(self._mesh))
         past, state = state.past, state._replace(baseline=baseline, values_scale=scale, past=())
-        stepped = list[Stepped]()
-        for minibatch in self._order(step, rows, batch.blocks):
-            sums = self._no_sums(state)
-            for base, u in minibatch:
-                check()
-                sums[base] = self._forward_backward(state, base, data(base, u), sums[base])
-            state, numbers = self._optim_step(state, sums, how)
+        nothing, stepped = _Known(Packed(self._mesh, ()), Packed(self._mesh, ())), list[Stepped]()
+        for blocks in order(self._settings.algo, self._settings.seed, step, batch.blocks):
+            numbers = Stepped({}, {}, {})
+            for base in self._team.learning_bases:
+                policy = self._policy(base, state.policies[base])
+                sums = verbs.no_sums(policy, self._objective, self._agents)
+                sums, _ = verbs.forward_backward(
+                    policy, known.get(base, nothing).packed, self._objective, sums,
+                    labels=self._agents, blocks=blocks, check=check,
+                )  # fmt: skip
+                policy, norm_N = verbs.optim_step(policy, sums, how[base], donate=True)
+                state = state.with_policy(base, policy.state)
+                numbers.by_label[base], numbers.norm_N[base] = sums.by_label, norm_N
+            for base, spec in self._critics.items():
+                over = self._policy(base, state.policies[base]), spec
+                critic = state.critic[base], state.critic_opt[base]
+                read = known.get(base, nothing).of_critic
+                sums = verbs.critic_backward(*over, critic[0], read, blocks=blocks, check=check)
+                *critic, norm_M = verbs.critic_step(*over, *critic, sums, of_critics)
+                state = state.with_critic(base, *critic)
+                numbers.critic[base] = (*sums[1:], norm_M)
             stepped.append(numbers)
-        report = self._run.report(stepped)
+        report = self._report(stepped)
         state = state._replace(step=state.step + 1, past=past)
         if (every := self._settings.algo.part(Algo).kl_moves) and (step + 1) % every == 0:
             state = state.refer_to_present()
         return state, estimates, estimates.report | report
 
-    def loss(self, state: TrainState, batch: batch_lib.Batch) -> np.ndarray:
+    def loss(self, state: TrainState, batch: Batch) -> np.ndarray:
         """Cross-entropy per token of each agent's actions, ``[agents]``; nothing is learned."""
-        logprobs = self.logprobs(state.adapters, batch)
-        return -means_by_agent(logprobs, batch.rows, len(self._team.profiles))
+        return -batch.chain.agent_means(self.logprobs(state.adapters, batch), self._agents)
 
-    def logprobs(
-        self, adapters: Mapping[str, lora.Adapters], batch: batch_lib.Batch
-    ) -> dict[str, np.ndarray]:
-        """Log-probs of the actions in each base's rows under these adapters, ``[U, B, A]`` on the
-        host; nothing is learned."""
-        logprobs = self._forward(adapters, self._microbatches(batch.rows))
-        return {base: np.stack(mesh_lib.fetch(own)) for base, own in logprobs.items()}
+    def logprobs(self, adapters: Mapping[str, lora.Adapters], batch: Batch) -> list[np.ndarray]:
+        """Log-probs of the action tokens of each turn under these adapters, in acting order;
+        nothing is learned."""
+        return batch.tokens(self._forward(adapters, batch.parts))
 
     def trainable(self, step: int) -> dict[str, np.ndarray]:
         """Flags of the adapters of each base that learn in this step.
@@ -170,127 +191,66 @@ class Learner:
             for base, own in may_learn.items()
         }
 
-    def _score(
-        self, state: TrainState, batch: batch_lib.Batch
-    ) -> tuple[dict[str, list[Rows[jax.Array]]], dict[str, list[Scored]]]:
-        """Places the microbatches of each base, and computes what is known of them before the
-        update: values, features and log-probs."""
-        rows, scored = self._read_bases(state, batch)
-        references = {b: p.reference for b, p in state.policies.items() if p.reference}
-        corrects = self._settings.correction != "none"
-        present = {b: state.adapters[b] for b in self._team.learning_bases if corrects}
-        for name, adapters in (("reference_BA", references), ("present_BA", present)):
-            for base, own in self._forward(adapters, rows).items():
-                both = zip(scored[base], own, strict=True)
-                scored[base] = [known._replace(**{name: x_BA}) for known, x_BA in both]
-        return rows, scored
+    def _policy(self, base: str, state: PolicyState) -> Policy:
+        return verbs.policy_of(self._bases[base], self._mesh, state, self._settings.lora.alpha)
 
-    def _read_bases(
-        self, state: TrainState, batch: batch_lib.Batch
-    ) -> tuple[dict[str, list[Rows[jax.Array]]], dict[str, list[Scored]]]:
-        """Places the microbatches of each base, and reads the critic and the bases."""
-        prompts = batch.prompts
-        read = batch.rows if prompts is None else {base: own.rows for base, own in prompts.items()}
-        rows = self._microbatches(read)
-        if not reads_base(self._settings):
-            return rows, {base: [Scored()] * len(own) for base, own in rows.items()}
-        scored = {
-            base: [
-                self._run.bases[base].score(
-                    base=self._params[base], critic=state.critic[base], r=micro
-                )
-                for micro in own
-            ]
-            for base, own in rows.items()
-        }
-        if prompts is None:
-            return rows, scored
-        rows = self._microbatches(batch.rows)  # in the meantime
-        return rows, {base: _turns_of(own, scored[base]) for base, own in prompts.items()}
+    def _read(self, state: TrainState, base: str, part: OfBase) -> _Known:
+        """Places the data of a base, and reads what is known of them before the update."""
+        settings, policy = self._settings, self._policy(base, state.policies[base])
+        packed = verbs.place(self._mesh, part.rows)
+        known = _Known(packed, packed)
+        if spec := self._critics.get(base):
+            read = packed if part.prompts is None else verbs.place(self._mesh, part.prompts)
+            found = verbs.read_critic(policy, spec, state.critic[base], read)
+            known = known._replace(of_critic=found[0], values=found[1], reference=found[2])
+        if settings.reference != "none" and known.reference is None:
+            adapters = policy.state.reference if settings.reference == "start" else {}
+            reference = verbs.forward(self._policy(base, PolicyState(adapters, ())), packed)
+            known = known._replace(reference=reference)
+        if settings.correction != "none" and base in self._team.learning_bases:
+            known = known._replace(present=verbs.forward(policy, packed))
+        return known
 
     def _forward(
-        self,
-        adapters: Mapping[str, lora.Adapters | None],
-        rows: Mapping[str, Sequence[Rows[jax.Array]]],
-    ) -> dict[str, list[jax.Array]]:
-        """Log-probs of the actions in each base's rows under these adapters."""
-        found = dict[str, list[jax.Array]]()
-        for base, own in rows.items():
-            if base in adapters:
-                run, how = self._run.bases[base].forward, self._policy(base, adapters[base])
-                found[base] = [run(**how, r=micro) for micro in own]
-        return found
+        self, adapters: Mapping[str, lora.Adapters | None], parts: Mapping[str, OfBase]
+    ) -> dict[str, list[np.ndarray]]:
+        """Log-probs of each base's data under these adapters; None: under the base alone."""
+        return {
+            base: verbs.forward(
+                self._policy(base, PolicyState(adapters[base] or {}, ())),
+                verbs.place(self._mesh, part.rows),
+            )
+            for base, part in parts.items()
+        }
 
-    def _policy(self, base: str, adapters: lora.Adapters | None) -> dict[str, Any]:
-        """A base with these adapters, as the compiled functions take it."""
-        scale = lora.scale_of(adapters, self._settings.lora.alpha) if adapters else 1.0
-        return {"base": self._params[base], "adapters": adapters, "scale": np.float32(scale)}
-
-    def _estimate(
-        self, state: TrainState, batch: batch_lib.Batch, scored: Mapping[str, Sequence[Scored]]
-    ) -> tuple[Estimates, float]:
+    def _estimate(self, state: TrainState, batch: Batch, known: _Known) -> tuple[Estimates, float]:
         """Computes advantages and returns, on the host; also fetches the scale of the rates."""
-
-        def host(name: str) -> dict[str, np.ndarray] | None:
-            parts = {base: [getattr(s, name) for s in own] for base, own in scored.items()}
-            known = {base: own for base, own in parts.items() if own[0] is not None}
-            return {b: np.stack(mesh_lib.fetch(own)) for b, own in known.items()} or None
-
-        taught_EJ = self._teach(batch)
+        taught_EJ = None
+        if batch.taught is not None and self._teaching is not None:
+            scored = self._forward(self._teaching.adapters, batch.taught)
+            taught_EJ = teacher_advantage(batch, scored)
+        values = {b: own.values for b, own in known.items() if own.values is not None}
+        reference = {b: own.reference for b, own in known.items() if own.reference is not None}
         averages = mesh_lib.fetch((state.baseline, state.values_scale, state.lr_scale))
-        epsilon = max(float(jnp.finfo(dtype_of(self._params[base])).eps) for base in scored)
+        dtypes = [dtype_of(self._bases[base].params) for base in known]
+        epsilon = max((float(jnp.finfo(dtype).eps) for dtype in dtypes), default=0.0)
         estimates = estimate(
             self._settings.algo,
             self._algorithm,
-            len(self._team.profiles),
+            self._agents,
             batch,
-            host("values_BX"),
-            host("reference_BA"),
             *averages[:2],
-            rounding=max(1e-6, 2 * epsilon),
+            values_EJ=batch.links(values) if values else None,
+            reference=batch.tokens(reference) if reference else None,
             taught_EJ=taught_EJ,
+            rounding=max(1e-6, 2 * epsilon),
         )
         return estimates, averages[2]
 
-    def _teach(self, batch: batch_lib.Batch) -> np.ndarray | None:
-        """Computes the advantages from teachers; None without any."""
-        if batch.taught is None or self._teaching is None:
-            return None
-        rows = self._microbatches(batch.taught.rows)
-        scored = self._forward(self._teaching.adapters, rows)
-        teacher = {base: np.stack(mesh_lib.fetch(own)) for base, own in scored.items()}
-        return teacher_advantage(batch, teacher)
-
-    def _data(
-        self,
-        batch: batch_lib.Batch,
-        rows: Mapping[str, Sequence[Rows[jax.Array]]],
-        scored: Mapping[str, Sequence[Scored]],
-        estimates: Estimates,
-    ) -> Callable[[str, int], _Data]:
-        """Puts what the losses of a base's microbatch read on the mesh, when it is first asked
-        for."""
-        inputs = {name: batch.scatter(x_EJ) for name, x_EJ in estimates.inputs.items()}
-        returns = batch.scatter(estimates.targets_EJ)
-
-        @functools.cache  # they serve every epoch
-        def of(base: str, u: int) -> _Data:
-            known, valued = scored[base][u], None
-            tokens = {"proximal": known.present_BA, "reference": known.reference_BA}
-            if known.values_BX is not None:
-                valued = Valued(known.values_BX, returns[base][u], known.features_BXD)
-            data = Inputs(
-                units={name: by_base[base][u] for name, by_base in inputs.items()},
-                tokens={name: x_BA for name, x_BA in tokens.items() if x_BA is not None},
-            )
-            return _Data(rows[base][u], *self._place((data, valued)))
-
-        return of
-
-    def _how(self, step: int, lr_scale: float) -> tuple[dict[str, Adam], Adam | None]:
+    def _how(self, step: int, lr_scale: float) -> tuple[dict[str, Adam], Adam]:
         """How the adapters of each base, and the critic, take the steps of a training step."""
         settings, algo = self._settings, self._settings.algo
-        factor = np.float32(lr_scale) * np.float32(rate_factor(settings, step))
+        factor = np.float32(lr_scale) * np.float32(settings.rate_factor(step))
         clip = algo.max_grad_norm or math.inf
         policies = {
             base: adam(
@@ -302,87 +262,57 @@ class Learner:
             )
             for base, moves_N in self.trainable(step).items()
         }
-        critic = settings.critic and adam(np.float32(settings.critic.lr) * factor, clip=clip)
-        return policies, critic
+        rate = np.float32(settings.critic.lr if settings.critic else 0) * factor
+        return policies, adam(rate, clip=clip)
 
-    def _no_sums(self, state: TrainState) -> dict[str, _BaseSums]:
-        """Sums over nothing, of each base whose adapters or critic learn."""
-        found = dict[str, _BaseSums]()
-        for base in self._team.adapters:
-            run, learns = self._run.bases[base], base in self._team.learning_bases
-            policy = run.no_sums(state.adapters[base]) if learns else None
-            critic = run.no_critic_sums(state.critic[base]) if self._settings.critic else None
-            if policy or critic:
-                found[base] = _BaseSums(policy, critic)
-        return found
 
-    def _forward_backward(
-        self, state: TrainState, base: str, data: _Data, sums: _BaseSums
-    ) -> _BaseSums:
-        """Adds the gradient sums of a microbatch."""
-        run, rows, (policy, critic) = self._run.bases[base], data.rows, sums
-        if policy is not None:
-            how = self._policy(base, state.adapters[base])
-            policy, _ = run.accumulate(**how, rows=rows, inputs=data.inputs, sums=policy)
-        if critic is not None:
-            how = {"base": self._params[base], "critic": state.critic[base]}
-            critic = run.accumulate_values(**how, rows=rows, valued=data.valued, sums=critic)
-        return _BaseSums(policy, critic)
+class _Known(NamedTuple):
+    """Data of one base on the mesh, and what is known of them before the update.
 
-    def _optim_step(
-        self,
-        state: TrainState,
-        sums: Mapping[str, _BaseSums],
-        how: tuple[dict[str, Adam], Adam | None],
-    ) -> tuple[TrainState, Stepped]:
-        """Takes a step of each base's adapters, and of the critic over it."""
-        policies, critics, opts = dict(state.policies), dict(state.critic), dict(state.critic_opt)
-        numbers = Stepped({}, {}, {})
-        for base, (policy, critic) in sums.items():
-            run = self._run.bases[base]
-            if policy is not None:
-                policies[base], norm_N = run.optim_step(
-                    policy=policies[base], sums=policy, how=how[0][base]
-                )
-                numbers.by_label[base], numbers.norm_N[base] = policy.by_label, norm_N
-            if critic is not None:
-                critics[base], opts[base], norm_M = run.critic_step(
-                    critic=critics[base], critic_opt=opts[base], sums=critic, how=how[1]
-                )
-                numbers.critic[base] = (*critic[1:], norm_M)
-        return state._replace(policies=policies, critic=critics, critic_opt=opts), numbers
+    Attributes:
+        of_critic: those that the critic learns from, with its features.
+        values: the critic's value of each decision.
+        reference, present: log-probs of action tokens under the KL's reference, and under the
+            adapters before the update.
+    """
 
-    def _microbatches(
-        self, rows: Mapping[str, Rows[np.ndarray]]
-    ) -> dict[str, list[Rows[jax.Array]]]:
-        """Splits the rows of each base into microbatches on the mesh."""
-        return {
-            base: [self._place(micro) for micro in batch_lib.microbatches(own)]
-            for base, own in rows.items()
-        }
+    packed: Packed
+    of_critic: Packed
+    values: list[np.ndarray] | None = None
+    reference: list[np.ndarray] | None = None
+    present: list[np.ndarray] | None = None
 
-    def _place(self, tree: Any) -> Any:
-        """Puts arrays of rows on the mesh; what is there stays."""
-        split = mesh_lib.rows(self._mesh)
-        return jax.tree.map(
-            lambda x: x if isinstance(x, jax.Array) else mesh_lib.put(x, split), tree
-        )
+    def carry(
+        self, level: Level, units: dict[str, list[np.ndarray]], objective: Objective
+    ) -> _Known:
+        """Lets the data carry what the losses of the policy and of the critic read."""
+        returns = units.pop("returns")
+        tokens = {"proximal": self.present} if self.present is not None else {}
+        if objective.kl is not None and self.reference is not None:
+            tokens["reference"] = self.reference
+        known = self._replace(packed=self.packed.carry(level, units, tokens))
+        if self.values is None:
+            return known
+        numbers = {"values": self.values, "returns": returns}
+        return known._replace(of_critic=self.of_critic.carry(level, numbers, {}))
 
-    def _order(
-        self, step: int, rows: Mapping[str, Sequence[Any]], blocks: int
-    ) -> list[list[tuple[str, int]]]:
-        """Deals blocks of microbatches (base, number) out to the minibatches of each epoch."""
-        if self._settings.critic is None:  # nothing else learns
-            rows = {base: own for base, own in rows.items() if base in self._team.learning_bases}
-        rng = random_keys.generator(self._settings.seed, Stream.MINIBATCHES, step)
-        algo = self._settings.algo
-        of_block = {base: np.arange(len(own)).reshape(blocks, -1) for base, own in rows.items()}
-        epochs = [rng.permutation(blocks) for _ in range(algo.epochs)]
-        parts = [part for order in epochs for part in np.split(order, algo.minibatches)]
-        return [
-            [(base, u) for base, own in of_block.items() for u in own[part].ravel().tolist()]
-            for part in parts
-        ]
+
+def compiled(
+    settings: LearnerSettings,
+    configs: Mapping[str, DecoderConfig],
+    team: Team,
+    objective: Objective,
+    mesh: Mesh,
+) -> tuple[Any, Any]:
+    """Compiles, when they are first called, what is of the whole team: its first state, and the
+    metrics of a step."""
+    compiling, agents = programs.Compiling(mesh), len(team.profiles)
+    owners = tuple(zip(team.bases, team.owners, strict=True))
+    adapters = team.numbers, team.learning_bases
+    return (
+        compiling(compiling.everywhere, fresh_state, settings, configs, *adapters, agents),
+        compiling(compiling.everywhere, reported.report, objective, owners),
+    )
 
 
 def _constraint(team: Team, bases: Mapping[str, BaseModel], turn: Turn) -> Constraint | None:
@@ -390,27 +320,3 @@ def _constraint(team: Team, bases: Mapping[str, BaseModel], turn: Turn) -> Const
     base = bases[team.bases[turn.agent]]
     size = base.config.vocab_size
     return constraint_of(turn.choices, turn.form, size, forms_of(base.tokenizer, size))
-
-
-class _Data(NamedTuple):
-    """What the losses of a microbatch read, on the mesh."""
-
-    rows: Rows[jax.Array]
-    inputs: Inputs
-    valued: Valued | None
-
-
-class _BaseSums(NamedTuple):
-    """Sums of a minibatch on one base; None where nothing learns."""
-
-    policy: Sums | None
-    critic: CriticSums | None
-
-
-def _turns_of(prompts: batch_lib.Prompts, scored: Sequence[Scored]) -> list[Scored]:
-    """Brings what was scored in the rows of the prompts to the turns of the batch's rows."""
-    flat: list[Any] = [
-        np.concatenate([x.reshape(-1, *x.shape[2:]) for x in mesh_lib.fetch(parts)])
-        for parts in ([s.values_BX for s in scored], [s.features_BXD for s in scored])
-    ]
-    return [Scored(*(x[flat_BK] for x in flat)) for flat_BK in prompts.flat_UBK]

@@ -16,10 +16,10 @@ class Stepped(NamedTuple):
     """Numbers of one optimiser step.
 
     Attributes:
-        by_label: of each base on which an adapter learns, as of ``gradients.Sums``: for each place
-            along the mesh's ``data`` axis.
+        by_label: of each base on which an adapter learns, as of ``gradients.GradientSums``: for
+            each place along the mesh's ``data`` axis.
         norm_N: of the gradient of each of these adapters; NaN where it was not finite.
-        critic: of each base, as of ``gradients.CriticSums``: (loss, decisions_P, nonfinite_P) of
+        critic: of each base, as of ``gradients.CriticSums``: (loss, units_P, nonfinite_P) of
             each place, and the gradient norms of the critic's parts.
     """
 

@@ -6,6 +6,7 @@ Nothing here imports JAX, so that help and errors come at once.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple
@@ -235,6 +236,29 @@ class LearnerSettings(NamedTuple):
     def has_frozen_critic(self) -> bool:
         """True where the critic reads the base without adapters."""
         return self.critic is not None and self.critic.mode != "lora"
+
+    def reads_prompts(self, level: str) -> bool:
+        """True where the frozen base is read for the values of whole actions only.
+
+        Such a value needs the tokens before the action, and not the action itself.
+        """
+        return level == "action" and self.has_frozen_critic and self.reference != "base"
+
+    def rate_factor(self, step: int) -> float:
+        """What the learning rates are multiplied with in the training step after ``step``.
+
+        From 1 / (W + 1) to 1 in the W steps of the warm-up; then 1, or 1 - x, or (1 + cos(pi x)) /
+        2 where x is the part of the remaining steps that is done.
+        """
+        algo = self.algo
+        if step < algo.lr_warmup:
+            return (step + 1) / (algo.lr_warmup + 1)
+        done = min((step - algo.lr_warmup) / max(self.steps - algo.lr_warmup, 1), 1.0)
+        return {
+            "constant": 1.0,
+            "linear": 1 - done,
+            "cosine": (1 + math.cos(math.pi * done)) / 2,
+        }[algo.lr_schedule]
 
 
 def resolve(

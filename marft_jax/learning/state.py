@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 
+from marft_jax import random_keys
+from marft_jax.learning.moving import ROLES
+from marft_jax.learning.settings import LearnerSettings, Reinforce
 from marft_jax.models import lora
+from marft_jax.models.decoder_config import DecoderConfig
+from marft_jax.policy import critic as critic_lib
+from marft_jax.policy import optimiser
 from marft_jax.policy.critic import Critic
+from marft_jax.policy.optimiser import PolicyState
+from marft_jax.random_keys import Stream
 from marft_jax.types import Version
 
 
@@ -34,16 +41,6 @@ class EMA(NamedTuple):
             np.asarray(keep_P * self.total_X + (1 - keep_P) * mean_P, np.float32),
             np.asarray(keep_P * self.weight_X + (1 - keep_P), np.float32),
         )
-
-
-class PolicyState(NamedTuple):
-    """State of the agents on one base."""
-
-    adapters: lora.Adapters  # leading axis N
-    adapters_opt: optax.OptState  # Adam's state for each adapter, leading axis N
-    # the adapters that the run began with, or those of the last move, where ``algo.kl_reference``
-    # is start
-    reference: lora.Adapters | tuple[()] = ()
 
 
 class TrainState(NamedTuple):
@@ -77,6 +74,15 @@ class TrainState(NamedTuple):
         policies = {b: p._replace(adapters=adapters[b]) for b, p in self.policies.items()}
         return self._replace(policies=policies)
 
+    def with_policy(self, base: str, policy: PolicyState) -> TrainState:
+        """Replaces the policy of a base."""
+        return self._replace(policies={**self.policies, base: policy})
+
+    def with_critic(self, base: str, critic: Critic, opt: Critic) -> TrainState:
+        """Replaces the critic over a base, and its optimiser."""
+        critics, opts = {**self.critic, base: critic}, {**self.critic_opt, base: opt}
+        return self._replace(critic=critics, critic_opt=opts)
+
     def begun(self) -> TrainState:
         """Sets the past versions and the references to the present adapters, as a run begins."""
         return self._replace(past=tuple(self.version() for _ in self.past)).refer_to_present()
@@ -98,3 +104,49 @@ class TrainState(NamedTuple):
     def version(self) -> Version:
         """Copies the version, which stays when the state is donated."""
         return jax.tree.map(jnp.copy, Version(self.adapters, self.progress))
+
+
+def fresh_state(
+    settings: LearnerSettings,
+    configs: Mapping[str, DecoderConfig],
+    adapters: Mapping[str, Sequence[int]],
+    learning: Collection[str],
+    agents: int,
+) -> TrainState:
+    """Makes the state before the first step.
+
+    Args:
+        configs: of each base.
+        adapters: the numbers of those of each base in the team.
+        learning: bases with an adapter that learns; the others have no optimiser.
+    """
+    adapters_key, critic_key = (
+        jax.random.wrap_key_data(jnp.asarray(random_keys.key_2(settings.seed, stream)))
+        for stream in (Stream.ADAPTERS, Stream.CRITIC)
+    )
+    policies, critics, critic_opts = {}, {}, {}
+    own, drawn = settings.critic, {"rank": settings.lora.rank, "targets": settings.lora.targets}
+    for base, config in configs.items():
+        stacked = lora.init(adapters_key, config, adapters=adapters[base], **drawn)
+        reference = stacked if settings.reference == "start" else ()
+        opt = optimiser.init(stacked if base in learning else {})
+        policies[base] = PolicyState(stacked, opt, reference)
+        critics[base] = critic = critic_lib.init(
+            critic_key, config, mode=own.mode if own else "none", hidden=own.hidden if own else (),
+            labels=agents, **drawn,
+        )  # fmt: skip
+        critic_opts[base] = Critic(*map(optimiser.init, critic))
+    means = agents * ROLES if settings.algo.part(Reinforce).baseline == "role" else agents
+    none, progress = jnp.zeros(means), jnp.zeros(2)
+    state = TrainState(
+        step=jnp.int32(0),
+        policies=policies,
+        critic=critics,
+        critic_opt=critic_opts,
+        baseline=EMA(none, none),
+        values_scale=EMA(jnp.zeros(()), jnp.zeros(())),
+        lr_scale=jnp.float32(1),
+        progress=progress,
+        parts={},
+    )
+    return state._replace(past=(Version(state.adapters, progress),) * settings.lag)

@@ -16,8 +16,7 @@ import numpy as np
 
 from marft_jax.config import Update
 from marft_jax.errors import BadInput
-from marft_jax.learning.batch import Batch, pack_turns
-from marft_jax.learning.chain import Chain, chains_of
+from marft_jax.learning.batch import Batch, ByBase, OfBase, by_turn, pack_turns
 from marft_jax.models.lora import Adapters
 from marft_jax.models.weights.load import BaseModel
 from marft_jax.team.prompts import Team
@@ -41,17 +40,11 @@ class Teaching(NamedTuple):
 
 
 def pack_taught(
-    chain: Chain,
-    episodes: Sequence[Episode],
-    team: Team,
-    teaching: Teaching,
-    config: Update,
-    **how: Any,
-) -> Batch:
+    episodes: Sequence[Episode], team: Team, teaching: Teaching, config: Update, **how: Any
+) -> dict[str, OfBase]:
     """Packs the actions of agents with a teacher behind what the teachers read.
 
     Args:
-        chain: of the episodes, in which a decision is a token.
         how: further arguments of ``pack_turns``.
 
     Raises:
@@ -61,28 +54,19 @@ def pack_taught(
     _check_answers(shown, team)
     shown = [own if own is not None else episodes[e] for e, own in enumerate(shown)]
     how["bases"] = teaching.on
-    packed, numbers = pack_turns(shown, teaching.owners, config, "token", **how)
-    number_EJ, mask_EJ = np.zeros_like(chain.number_EJ), np.zeros_like(chain.mask_EJ)
-    for i, (e, turns) in enumerate(chains_of(episodes)):
-        first = 0
-        for k in turns:
-            end = first + len(episodes[e].turns[k].action)
-            if (own := numbers.get((e, k))) is not None:
-                number_EJ[i, first:end], mask_EJ[i, first:end] = own, 1
-            first = end
-    return Batch(*packed, chain._replace(mask_EJ=mask_EJ, number_EJ=number_EJ))
+    return pack_turns(shown, teaching.owners, config, "token", **how)[0]
 
 
-def teacher_advantage(batch: Batch, teacher: Mapping[str, np.ndarray]) -> np.ndarray:
+def teacher_advantage(batch: Batch, teacher: ByBase) -> np.ndarray:
     """A_j = log p_teacher − log p_student of each sampled token, ``[E, J]``; 0 without a teacher.
 
     Args:
-        teacher: log-probs in the rows of ``batch.taught``.
+        teacher: log-probs of the data of ``batch.taught``, of each base.
     """
     assert batch.taught is not None
-    student = {base: own.actions.behaviour_BA for base, own in batch.rows.items()}
-    difference_EJ = batch.taught.gather(teacher) - batch.gather(student)
-    return np.where(batch.taught.chain.mask_EJ > 0, difference_EJ, 0)
+    of_teacher = by_turn(batch.taught, teacher, "token")
+    pairs = zip(batch.chain.turns, batch.behaviour, strict=True)
+    return batch.chain.lay([of_teacher.get(turn, student) - student for turn, student in pairs])
 
 
 def _shown(episode: Episode, team: Team, teaching: Teaching) -> Episode | None:

@@ -8,38 +8,36 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from marft_jax.policy.adapters import Adapter, add, drop, fresh, load, save, take
     from marft_jax.policy.data import Datum
     from marft_jax.policy.objective import LOSSES
     from marft_jax.policy.optimiser import adam
     from marft_jax.policy.policy import (
-        Adapter,
+        Packed,
         Policy,
-        add,
-        drop,
         forward,
         forward_backward,
-        fresh,
-        load,
         on_base,
         open_policy,
         optim_step,
-        save,
-        take,
+        pack,
         top,
     )
 
 _HOMES = {
+    "adapters": ("Adapter", "add", "drop", "fresh", "load", "save", "take"),
     "data": ("Datum",),
     "objective": ("LOSSES",),
     "optimiser": ("adam",),
     "policy": (
-        "Adapter", "Policy", "add", "drop", "forward", "forward_backward", "fresh", "load",
-        "on_base", "open_policy", "optim_step", "save", "take", "top",
+        "Packed", "Policy", "forward", "forward_backward", "on_base", "open_policy", "optim_step",
+        "pack", "top",
     ),
 }  # fmt: skip
 __all__ = [
-    "LOSSES", "Adapter", "Datum", "Policy", "adam", "add", "drop", "forward", "forward_backward",
-    "fresh", "load", "on_base", "open_policy", "optim_step", "save", "take", "top",
+    "LOSSES", "Adapter", "Datum", "Packed", "Policy", "adam", "add", "drop", "forward",
+    "forward_backward", "fresh", "load", "on_base", "open_policy", "optim_step", "pack", "save",
+    "take", "top",
 ]  # fmt: skip
 
 

@@ -1,21 +1,14 @@
-"""Data: what an update reads, without episodes; and those of a team's episodes.
-
-A ``Datum`` is one token sequence of one adapter, with what a loss reads at each learned position. A
-caller without a team makes them; ``data_of`` makes those of a team.
-"""
+"""Data: one token sequence of one adapter each, with what a loss reads at each learned position."""
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
 
 from marft_jax.policy.forbidden import Forbidden, forbidden_by
-from marft_jax.sampling.constraints import Constraint, masks_of
-from marft_jax.types import Episode, Turn
 
 
 class Datum(NamedTuple):
@@ -123,85 +116,3 @@ class Datum(NamedTuple):
         n = min(len(self.ids), len(other.ids)) if branches and self.owner == other.owner else 0
         same = (self.ids[:n] == other.ids[:n]) & (self.labels[:n] == other.labels[:n])
         return (n if same.all() else int(same.argmin())) // max(1, branches) * branches
-
-
-class TeamData(NamedTuple):
-    """Data of a team on one base.
-
-    Attributes:
-        data: the nested turns of an episode are one datum, its units.
-        turns: (episode, turn) of each unit of each datum.
-    """
-
-    data: list[Datum]
-    turns: list[list[tuple[int, int]]]
-
-    def of_episodes(self, block: Collection[int]) -> list[int]:
-        """Numbers of the data of these episodes."""
-        chosen = {*block}
-        return [i for i, [(e, _), *_] in enumerate(self.turns) if e in chosen]
-
-
-def data_of(
-    episodes: Sequence[Episode],
-    owners: Mapping[int, int],
-    ratio: str,
-    constraint: Callable[[Turn], Constraint | None] = lambda turn: None,
-) -> TeamData:
-    """Makes the data of the agents on one base; a turn that continues an earlier turn of its
-    adapter is in the same datum.
-
-    Args:
-        owners: the adapter of each agent; turns of other agents are left out.
-        ratio: ``algo.ratio``, which says what a unit's log-prob is divided by.
-        constraint: what a turn was sampled under.
-    """
-    found = TeamData([], [])
-    for e, episode in enumerate(episodes):
-        for numbers in _nested(episode, owners):
-            turns = [episode.turns[k] for k in numbers]
-            allowed = [masks_of(constraint(turn), turn.action.tolist()) for turn in turns]
-            datum = _datum(turns, owners, ratio)
-            found.data.append(datum._replace(forbidden=forbidden_by(itertools.chain(*allowed))))
-            found.turns.append([(e, k) for k in numbers])
-    return found
-
-
-def _nested(episode: Episode, owners: Mapping[int, int]) -> list[list[int]]:
-    """Numbers of turns of one adapter, each of which begins with all tokens of the one before."""
-    found, ends = list[list[int]](), list[tuple[int, np.ndarray]]()
-    for k, turn in enumerate(episode.turns):
-        if turn.agent not in owners:
-            continue
-        owner, prompt = owners[turn.agent], turn.prompt
-        end = owner, np.concatenate([prompt, turn.action])
-        for i, (known, ids) in enumerate(ends):
-            if known == owner and np.array_equal(ids, prompt[: len(ids)]):
-                found[i].append(k)
-                ends[i] = end
-                break
-        else:
-            found.append([k])
-            ends.append(end)
-    return found
-
-
-def _datum(turns: Sequence[Turn], owners: Mapping[int, int], ratio: str) -> Datum:
-    last, lengths = turns[-1], [len(turn.action) for turn in turns]
-    ids = np.concatenate([last.prompt, last.action])[:-1]
-    labels, begin = np.full(len(ids), last.agent), 0
-    for turn in turns[:-1]:  # a token leads to the turn that follows it
-        end = len(turn.prompt) + len(turn.action) - 1
-        labels[begin:end], begin = turn.agent, end
-    words = [max(1, len(turn.text.split())) for turn in turns]
-    return Datum(
-        owner=owners[last.agent],
-        ids=ids,
-        positions=np.concatenate([len(t.prompt) - 1 + np.arange(len(t.action)) for t in turns]),
-        targets=np.concatenate([turn.action for turn in turns]),
-        logprobs=np.concatenate([turn.logprobs for turn in turns]),
-        temperature=np.repeat([turn.temperature for turn in turns], lengths),
-        units=np.repeat(np.arange(len(turns)), lengths),
-        divisors=np.asarray({"sum": [1] * len(turns), "token": lengths, "word": words}[ratio]),
-        labels=labels,
-    )

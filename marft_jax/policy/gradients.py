@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from marft_jax.learning.settings import WithCritic
 from marft_jax.models import lora
 from marft_jax.models.decoder import Base
 from marft_jax.parallel import mesh as mesh_lib
@@ -18,17 +17,16 @@ from marft_jax.policy import logprobs, losses
 from marft_jax.policy.objective import (
     Inputs,
     Objective,
-    Seen,
+    UnitValues,
     advantages,
     measures,
     objective_of_units,
 )
 from marft_jax.policy.rows import Rows
-from marft_jax.policy.values import CriticSpec, values
 
 
-class PolicySpec(NamedTuple):
-    """Constants of a pass through the adapters of a base.
+class GradientSpec(NamedTuple):
+    """Constants of a forward and backward pass through the adapters of a base.
 
     Attributes:
         labels: number of labels, such as agents, for which sums are taken.
@@ -39,8 +37,8 @@ class PolicySpec(NamedTuple):
     labels: int
 
 
-class Sums(NamedTuple):
-    """Sums over the units of one base in a minibatch, to be divided late.
+class GradientSums(NamedTuple):
+    """GradientSums over the units of one base in a minibatch, to be divided late.
 
     Attributes:
         gradient: of each adapter.
@@ -54,50 +52,38 @@ class Sums(NamedTuple):
     by_label: dict[str, jax.Array]
 
 
-class Valued(NamedTuple):
-    """Numbers that a step of the critic reads.
-
-    Attributes:
-        values_BX: before the update.
-        returns_BX: divided by the values' scale.
-        features_BXD: input of a critic without adapters.
-    """
-
-    values_BX: jax.Array
-    returns_BX: jax.Array
-    features_BXD: jax.Array | None
-
-
 class CriticSums(NamedTuple):
-    """Sums over the decisions on one base in a minibatch.
+    """GradientSums over units that a critic reads, to be divided late.
 
     Attributes:
         gradient: of each part of the critic.
-        loss: of all decisions.
-        decisions_P: of each agent.
+        loss: of all units.
+        units_P: of each label.
         nonfinite_P: values whose gradient is not finite.
     """
 
     gradient: critic_lib.Critic
     loss: jax.Array
-    decisions_P: jax.Array
+    units_P: jax.Array
     nonfinite_P: jax.Array
 
 
 _BY_ADAPTER = ("units", "count", "kl", "moving", "nonfinite")
 
 
-def no_sums(spec: PolicySpec, places: int, adapters: lora.Adapters) -> Sums:
-    """Sums over no unit, for each place along the mesh's ``data`` axis."""
+def no_sums(spec: GradientSpec, places: int, adapters: lora.Adapters) -> GradientSums:
+    """GradientSums over no unit, for each place along the mesh's ``data`` axis."""
     names = "units", "tokens", *measures(spec.objective)
     none_N, none_P = jnp.zeros(lora.shape_of(adapters)[0]), jnp.zeros(spec.labels)
     by_adapter = {name: none_N for name in _BY_ADAPTER}
-    return _nothing(places, Sums(adapters, by_adapter, {name: none_P for name in names}))
+    return _nothing(places, GradientSums(adapters, by_adapter, {name: none_P for name in names}))
 
 
-def no_critic_sums(agents: int, places: int, critic: critic_lib.Critic) -> CriticSums:
-    """Sums over no decision, for each place along the mesh's ``data`` axis."""
-    none_P = jnp.zeros(agents)
+def no_critic_sums(
+    spec: critic_lib.CriticSpec, places: int, critic: critic_lib.Critic
+) -> CriticSums:
+    """GradientSums over no unit, for each place along the mesh's ``data`` axis."""
+    none_P = jnp.zeros(spec.labels)
     return _nothing(places, CriticSums(critic, jnp.zeros(()), none_P, none_P))
 
 
@@ -106,7 +92,7 @@ def _nothing(places: int, tree: Any) -> Any:
 
 
 def accumulate(
-    spec: PolicySpec,
+    spec: GradientSpec,
     places: int,
     *,
     base: Base,
@@ -114,8 +100,8 @@ def accumulate(
     scale: jax.Array | float,
     rows: Rows[jax.Array],
     inputs: Inputs,
-    sums: Sums,
-) -> tuple[Sums, tuple[jax.Array, jax.Array]]:
+    sums: GradientSums,
+) -> tuple[GradientSums, tuple[jax.Array, jax.Array]]:
     """Adds a microbatch's gradient sums; returns them, with the log-probs of its learned tokens and
     the losses of its units.
 
@@ -130,18 +116,20 @@ def accumulate(
 
 
 def accumulate_values(
-    spec: CriticSpec,
+    spec: critic_lib.CriticSpec,
     places: int,
     *,
     base: Base,
     critic: critic_lib.Critic,
     rows: Rows[jax.Array],
-    valued: Valued,
+    inputs: Inputs,
+    features_BXD: jax.Array | None,
     sums: CriticSums,
 ) -> CriticSums:
     """Adds a microbatch's gradient sums of the critic; see ``accumulate``."""
     one = functools.partial(value_gradients, spec, base, critic)
-    return jax.tree.map(jnp.add, sums, _at_each_place(one, places, rows, valued))
+    more = _at_each_place(one, places, rows, inputs, features_BXD)
+    return jax.tree.map(jnp.add, sums, more)
 
 
 def _at_each_place(run: Callable[..., Any], places: int, *of_rows: Any) -> Any:
@@ -150,20 +138,20 @@ def _at_each_place(run: Callable[..., Any], places: int, *of_rows: Any) -> Any:
 
 
 def gradients(
-    spec: PolicySpec,
+    spec: GradientSpec,
     base: Base,
     adapters: lora.Adapters,
     scale: jax.Array | float,
     r: Rows[jax.Array],
     inputs: Inputs,
-) -> tuple[Sums, Seen]:
+) -> tuple[GradientSums, UnitValues]:
     """Computes the sums of one microbatch."""
 
     def states(adapters: lora.Adapters) -> tuple[jax.Array, lora.Adapters]:
         hidden_BAD = logprobs.policy_states(spec.graphdef, base, adapters, scale, r)
         return hidden_BAD, {name: x for name, x in adapters.items() if name == lora.UNEMBED}
 
-    def loss(hidden_BAD: jax.Array, unembed: lora.Adapters) -> tuple[jax.Array, Seen]:
+    def loss(hidden_BAD: jax.Array, unembed: lora.Adapters) -> tuple[jax.Array, UnitValues]:
         own = logprobs.on_vocabulary(unembed, scale, logprobs.dtype_of(base))
         scored = logprobs.score_actions(
             spec.graphdef, base, hidden_BAD, r, "entropy" in inputs.units, own
@@ -175,31 +163,27 @@ def gradients(
     with jax.named_scope("policy"):
         gradient, left_BA, (_, seen) = _isolated(states, loss, adapters)
     by_adapter = _sums_by_adapter(spec, seen, left_BA, r, lora.shape_of(adapters)[0])
-    return Sums(gradient, by_adapter, _sums_by_label(spec, seen, r)), seen
+    return GradientSums(gradient, by_adapter, _sums_by_label(spec, seen, r)), seen
 
 
 def value_gradients(
-    spec: CriticSpec,
+    spec: critic_lib.CriticSpec,
     base: Base,
     critic: critic_lib.Critic,
     r: Rows[jax.Array],
-    valued: Valued,
+    inputs: Inputs,
+    features_BXD: jax.Array | None,
 ) -> CriticSums:
     """Computes the sums of one microbatch of the critic's error."""
-    own, level = spec.settings.algo.part(WithCritic), spec.algorithm.level
-    mask_BX, agent_BX, _ = logprobs.decision_labels(r, level)
+    mask_BX, label_BX, _ = logprobs.decision_labels(r, spec.level)
 
     def loss(values_BX: jax.Array, _: None) -> tuple[jax.Array, None]:
-        error_BX = losses.value_loss(
-            values_BX, valued.values_BX, valued.returns_BX, own.value_clip, own.huber_delta
-        )
-        return jnp.sum(error_BX * mask_BX), None
+        return jnp.sum(spec.loss(values_BX, inputs.units) * mask_BX), None
 
-    with jax.named_scope("critic"):
-        value = functools.partial(values, spec, base, r=r, features_BXD=valued.features_BXD)
-        gradient, left_BX, (error, _) = _isolated(lambda x: (value(x), None), loss, critic)
-    by_agent = _sums_by(agent_BX, mask_BX, spec.agents)
-    return CriticSums(gradient, error, by_agent(jnp.ones_like(mask_BX)), by_agent(left_BX))
+    value = functools.partial(critic_lib.values, spec, base, r=r, features_BXD=features_BXD)
+    gradient, left_BX, (error, _) = _isolated(lambda x: (value(x), None), loss, critic)
+    by_label = _sums_by(label_BX, mask_BX, spec.labels)
+    return CriticSums(gradient, error, by_label(jnp.ones_like(mask_BX)), by_label(left_BX))
 
 
 def _isolated(
@@ -231,7 +215,7 @@ def _sums_by(labels: jax.Array, mask: jax.Array, size: int) -> Callable[[jax.Arr
 
 
 def _sums_by_adapter(
-    spec: PolicySpec, seen: Seen, left_BA: jax.Array, r: Rows[jax.Array], adapters: int
+    spec: GradientSpec, seen: UnitValues, left_BA: jax.Array, r: Rows[jax.Array], adapters: int
 ) -> dict[str, jax.Array]:
     """Sums up the numbers of a microbatch's units by adapter."""
     mask_BX, _, owner_BX = logprobs.decision_labels(r, spec.objective.level)
@@ -247,7 +231,9 @@ def _sums_by_adapter(
     }
 
 
-def _sums_by_label(spec: PolicySpec, seen: Seen, r: Rows[jax.Array]) -> dict[str, jax.Array]:
+def _sums_by_label(
+    spec: GradientSpec, seen: UnitValues, r: Rows[jax.Array]
+) -> dict[str, jax.Array]:
     """Sums up the numbers of a microbatch's units and tokens by label."""
     mask_BX, label_BX, _ = logprobs.decision_labels(r, spec.objective.level)
     by_unit = _sums_by(label_BX, mask_BX, spec.labels)

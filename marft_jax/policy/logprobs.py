@@ -180,6 +180,19 @@ def action_logprobs(
     return score_actions(graphdef, base, states_BAD, r, unembed=unembed)
 
 
+def forward(
+    graphdef: Graph,
+    *,
+    base: decoder.Base,
+    adapters: lora.Adapters | None,
+    scale: jax.Array | float,
+    r: Rows[jax.Array],
+) -> jax.Array:
+    """Log-probs of the learned tokens under adapters, ``[B, A]``; without any, of the base."""
+    with jax.named_scope("forward"):
+        return action_logprobs(graphdef, base, adapters, scale, r)[0]
+
+
 def top_tokens(
     graphdef: Graph,
     k: int,

@@ -7,11 +7,13 @@ metrics and the guard are told of units and tokens.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
+from marft_jax.errors import BadInput
+from marft_jax.plugins import shown
 from marft_jax.policy import logprobs, losses
 from marft_jax.policy.rows import Level, Rows
 
@@ -75,7 +77,7 @@ class Inputs(NamedTuple):
     tokens: dict[str, jax.Array]
 
 
-class Seen(NamedTuple):
+class UnitValues(NamedTuple):
     """Numbers of the units, ``[B, X]``, and learned tokens, ``[B, A]``, of rows.
 
     Attributes:
@@ -107,7 +109,7 @@ class Measure(NamedTuple):
         tokens: it is of tokens.
     """
 
-    of: Callable[[Seen], jax.Array]
+    of: Callable[[UnitValues], jax.Array]
     told: Literal["mean", "first", "nonfinite"]
     tokens: bool = False
 
@@ -142,7 +144,7 @@ def objective_of_units(
     inputs: Inputs,
     logprobs_BA: jax.Array,
     entropy_BA: jax.Array,
-) -> Seen:
+) -> UnitValues:
     """The terms of the objective, for each unit of a microbatch."""
     level, behaviour_BA = objective.level, r.actions.behaviour_BA
 
@@ -161,7 +163,8 @@ def objective_of_units(
         if objective.corrects_turns:
             stale = logprobs.turn_sums(present_BA, r), logprobs.turn_sums(behaviour_BA, r)
         correction_BX = losses.correction_weight(*stale, how, cap, floor)
-    loss_BX = objective.loss(new_BX, {**inputs.units, "old": old_BX}) * correction_BX
+    loss_BX = check_loss(objective.loss(new_BX, {**inputs.units, "old": old_BX}), new_BX)
+    loss_BX = loss_BX * correction_BX
     if "entropy" in inputs.units:
         loss_BX = loss_BX - inputs.units["entropy"] * entropy_BX
     if objective.kl is not None:
@@ -169,6 +172,26 @@ def objective_of_units(
         kl_BA = losses.reference_kl(logprobs_BA, inputs.tokens["reference"], estimator)
         loss_BX = loss_BX + coefficient * mean(kl_BA * r.actions.mask_BA)
     loss_BX += jnp.where(jnp.isfinite(loss_BX), 0, jnp.nan) * new_BX  # its gradient is not finite
-    return Seen(
+    return UnitValues(
         new_BX, old_BX, entropy_BX, correction_BX, loss_BX, inputs, logprobs_BA, behaviour_BA
     )
+
+
+def check_loss(loss: Any, units: jax.Array, what: str = "loss") -> jax.Array:
+    """Checks that a user's loss has a number for each unit.
+
+    Raises:
+        BadInput: it has another shape, which would be broadcast, or holds no numbers.
+    """
+    try:
+        loss = jnp.asarray(loss)
+    except (TypeError, ValueError):
+        raise BadInput(
+            f"{what}: expected an array {list(units.shape)}, got {shown(loss)}"
+        ) from None
+    if loss.shape != units.shape or not jnp.issubdtype(loss.dtype, jnp.floating):
+        raise BadInput(
+            f"{what}: expected one number for each unit, floating {list(units.shape)}, got "
+            f"{loss.dtype} {list(loss.shape)}; do not reduce it"
+        )
+    return loss

@@ -14,10 +14,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from marft_jax.learning.settings import LearnerSettings
-from marft_jax.learning.state import PolicyState
+from marft_jax.models import lora
 from marft_jax.policy import critic as critic_lib
-from marft_jax.policy.gradients import CriticSums, Sums
+from marft_jax.policy.gradients import CriticSums, GradientSums
 
 Numbers = jax.Array | np.ndarray | float
 
@@ -29,7 +28,7 @@ class Adam(NamedTuple):
     Attributes:
         rate: learning rate.
         b1, b2: decays of the moments.
-        rest1, rest2: 1 − b1, 1 − b2, rounded once.
+        one_minus_b1, one_minus_b2: 1 − b1, 1 − b2, rounded once.
         eps: added to the root of the second moment.
         decay: of the parameters, per unit of the rate, beside Adam's step (Loshchilov and Hutter
             2019).
@@ -43,8 +42,8 @@ class Adam(NamedTuple):
     rate: Numbers
     b1: Numbers
     b2: Numbers
-    rest1: Numbers
-    rest2: Numbers
+    one_minus_b1: Numbers
+    one_minus_b2: Numbers
     eps: Numbers
     decay: Numbers
     clip: Numbers
@@ -66,28 +65,11 @@ def adam(
     max_kl: Any = None,
 ) -> Adam:
     """How a step is taken, with the defaults of a team's; arguments as of ``Adam``."""
-    rest1, rest2 = 1 - np.asarray(b1, np.float64), 1 - np.asarray(b2, np.float64)
-    numbers = rate, b1, b2, rest1, rest2, eps, decay, clip, moves, always
+    one_minus_b1, one_minus_b2 = 1 - np.asarray(b1, np.float64), 1 - np.asarray(b2, np.float64)
+    numbers = rate, b1, b2, one_minus_b1, one_minus_b2, eps, decay, clip, moves, always
     kinds = [np.float32] * (len(numbers) - 2) + [np.bool_, np.bool_]
     arrays = map(np.asarray, numbers, kinds)
     return Adam(*arrays, max_kl=None if max_kl is None else np.asarray(max_kl, np.float32))
-
-
-def rate_factor(settings: LearnerSettings, step: int) -> float:
-    """What the learning rates are multiplied with in the training step after ``step``.
-
-    From 1 / (W + 1) to 1 in the W steps of the warm-up; then 1, or 1 - x, or (1 + cos(pi x)) / 2
-    where x is the part of the remaining steps that is done.
-    """
-    algo = settings.algo
-    if step < algo.lr_warmup:
-        return (step + 1) / (algo.lr_warmup + 1)
-    done = min((step - algo.lr_warmup) / max(settings.steps - algo.lr_warmup, 1), 1.0)
-    return {
-        "constant": 1.0,
-        "linear": 1 - done,
-        "cosine": (1 + math.cos(math.pi * done)) / 2,
-    }[algo.lr_schedule]
 
 
 def init(params: optax.Params) -> optax.OptState:
@@ -97,7 +79,16 @@ def init(params: optax.Params) -> optax.OptState:
     return jax.vmap(make)(params) if jax.tree.leaves(params) else ()
 
 
-def optim_step(policy: PolicyState, sums: Sums, how: Adam) -> tuple[PolicyState, jax.Array]:
+class PolicyState(NamedTuple):
+    """What training changes of the adapters on one base."""
+
+    adapters: lora.Adapters  # leading axis N
+    adapters_opt: optax.OptState  # Adam's state for each adapter, leading axis N
+    # the adapters that a KL in the loss or reward is taken to, where there is one
+    reference: lora.Adapters | tuple[()] = ()
+
+
+def optim_step(policy: PolicyState, sums: GradientSums, how: Adam) -> tuple[PolicyState, jax.Array]:
     """Takes a step of the adapters of one base; also returns their gradient norms, ``[N]``.
 
     An adapter takes no step where the gradient of one of its tokens, or the sum of them, is not
@@ -130,7 +121,7 @@ def critic_step(
         sums: as of ``optim_step``.
     """
     sums = jax.tree.map(lambda x: x.sum(0), sums)
-    numbers = (critic_lib.decisions(critic, x) for x in (sums.decisions_P, sums.nonfinite_P))
+    numbers = (critic_lib.units_of_parts(critic, x) for x in (sums.units_P, sums.nonfinite_P))
     parts = zip(critic, critic_opt, sums.gradient, *numbers, strict=True)
     stepped = [_step(how._replace(moves=n > 0), (x, o, g), n, bad) for x, o, g, n, bad in parts]
     critic, critic_opt, norms = (critic_lib.Critic(*part) for part in zip(*stepped, strict=True))
@@ -196,8 +187,8 @@ def _adam(
         return moment / per_member(1 - b**count_M, moment)
 
     gradient = jax.tree.map(clipped, gradient)
-    mu = jax.tree.map(lambda g, m: mean(how.rest1, g, how.b1, m), gradient, state.mu)
-    nu = jax.tree.map(lambda g, v: mean(how.rest2, g * g, how.b2, v), gradient, state.nu)
+    mu = jax.tree.map(lambda g, m: mean(how.one_minus_b1, g, how.b1, m), gradient, state.mu)
+    nu = jax.tree.map(lambda g, v: mean(how.one_minus_b2, g * g, how.b2, v), gradient, state.nu)
 
     def direction(m: jax.Array, v: jax.Array) -> jax.Array:
         return unbiased(m, how.b1) / (jnp.sqrt(unbiased(v, how.b2)) + per_member(how.eps, m))

@@ -24,27 +24,46 @@ _WORTH_IT = 0.95
 _SHORT = 2048
 
 
-class Packed(NamedTuple):
-    """Data in rows.
+class PackedRows(NamedTuple):
+    """Data in rows, on the host.
 
     Attributes:
         rows: arrays ``[U, B, ...]`` of U microbatches.
+        blocks: sets of as many consecutive microbatches.
         units: flat position of each unit of the data, in their order, among those of ``rows``.
         tokens: that of each learned token.
+        counts: (units, learned tokens) of each datum.
+        read: tokens in the rows, without padding.
         prefix_shared: tokens that data share with others of their row.
     """
 
     rows: Rows[np.ndarray]
+    blocks: int
     units: np.ndarray
     tokens: np.ndarray
+    counts: np.ndarray
+    read: int
     prefix_shared: int
 
-    def places(self, level: Level) -> np.ndarray:
-        """Flat positions of the decisions of the data."""
-        return self.units if level == "action" else self.tokens
+    def by_datum(self, x: np.ndarray, level: Level) -> list[np.ndarray]:
+        """Numbers of the units (``action``) or learned tokens (``token``) of each datum.
+
+        Args:
+            x: where these stand in rows, ``[U, B, K or A, ...]``.
+        """
+        places = self.units if level == "action" else self.tokens
+        own = x.reshape(-1, *x.shape[3:])[places]
+        return np.split(own, np.cumsum(self.counts[:, int(level == "token")])[:-1])
+
+    def in_rows(self, of_data: Sequence[np.ndarray], level: Level) -> np.ndarray:
+        """Numbers of each datum where they stand in rows, ``float32 [U, B, K or A]``; 0 for
+        padding."""
+        found = np.zeros_like(self.rows.decision_mask(level))
+        found.flat[self.units if level == "action" else self.tokens] = np.concatenate(of_data)
+        return found
 
 
-def pack(
+def pack_rows(
     data: Sequence[Datum],
     blocks: Sequence[Sequence[int]],
     microbatch_tokens: int,
@@ -53,7 +72,7 @@ def pack(
     rng: np.random.Generator,
     branches: int,
     d_model: int,
-) -> Packed:
+) -> PackedRows:
     """Packs data into rows.
 
     Args:
@@ -91,8 +110,9 @@ def pack(
                 spans = zip((ends - counts)[numbers, kind], ends[numbers, kind], strict=True)
                 own = np.concatenate([np.arange(*span) for span in spans])
                 places[own] = (at[0] * height + at[1]) * sizes[kind] + np.arange(len(own))
-    apart = sum(len(datum.ids) for datum in data)
-    return Packed(rows, *flat, apart - int((rows.tokens.owners_BT >= 0).sum()))
+    read = int((rows.tokens.owners_BT >= 0).sum())
+    shared = sum(len(datum.ids) for datum in data) - read
+    return PackedRows(rows, len(blocks), *flat, counts, read, shared)
 
 
 def _forbidden(data: Sequence[Datum], row: Sequence[int]) -> Forbidden[np.ndarray]:
@@ -119,38 +139,6 @@ def known_before(sequences: Sequence[tuple[Any, np.ndarray]]) -> np.ndarray:
             same = sequences[i][1][:n] == sequences[j][1][:n]
             known[j] = n if same.all() else same.argmin()
     return known
-
-
-def balance_blocks(
-    loads: np.ndarray, groups: Sequence[int], blocks: int, rng: np.random.Generator
-) -> list[list[int]]:
-    """Distributes episodes over blocks, so that each block has about as much of every load.
-
-    Episodes with the largest shares of any load come first, each into the block that has least of
-    the same load. A group stays whole, because its samples share prefixes, unless its block would
-    have one group more than others.
-
-    Args:
-        loads: of each episode and kind, ``[E, kinds]``.
-        groups: of each episode.
-
-    Returns:
-        The episodes of each block.
-    """
-    members: dict[int, list[int]] = {}
-    for e, group in enumerate(groups):
-        members.setdefault(group, []).append(e)
-    whole = list(members.values())
-    shuffled = [whole[i] for i in rng.permutation(len(whole))]
-    left = len(whole) % blocks
-    units = shuffled[left:] + [[e] for group in shuffled[:left] for e in group]
-    shares = np.stack([loads[unit].sum(0) for unit in units]) / np.maximum(loads.sum(0), 1)
-    held, dealt = np.zeros((blocks, shares.shape[1])), [list[int]() for _ in range(blocks)]
-    for i in np.argsort(-shares.sum(1), kind="stable"):
-        block = int((held @ shares[i]).argmin())
-        held[block] += shares[i]
-        dealt[block] += units[i]
-    return [sorted(block) for block in dealt]
 
 
 class Layout(NamedTuple):
@@ -184,7 +172,7 @@ def layout(
 
     Args:
         blocks: numbers of the data of each; data that share a prefix are side by side.
-        branches: as of ``pack``.
+        branches: as of ``pack_rows``.
     """
     shared = [
         np.array([data[j].shared_with(data[i], branches) for i, j in pairwise(block)], int)

@@ -7,7 +7,7 @@ reads what it would read in a row of its own. Only action tokens have a loss.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
 import jax
@@ -134,8 +134,8 @@ def fill_row(
     Args:
         row: views of one empty row, without the axis B.
         data: sorted, so that those which share a prefix stand side by side.
-        branches: as of ``packing.pack``; a prefix that a datum shares with the one before it is not
-            written again.
+        branches: as of ``packing.pack_rows``; a prefix that a datum shares with the one before it
+            is not written again.
         forbidden: that of the data, joined.
     """
     end, a, k = 0, 0, 0
@@ -165,27 +165,7 @@ def fill_row(
         array[tuple(map(slice, x.shape))] = x
 
 
-def sums_by_turn(x_UBA: np.ndarray, rows: Rows[np.ndarray]) -> np.ndarray:
-    """Sums over the action tokens of each turn, ``[U, B, K]``."""
-    sums_UBK = np.zeros(rows.turns.mask_BK.shape)
-    u, b = np.ogrid[: len(x_UBA), : x_UBA.shape[1]]
-    at = u[..., None], b[..., None], rows.actions.turn_BA
-    np.add.at(sums_UBK, at, x_UBA * rows.actions.mask_BA)
-    return sums_UBK
-
-
-def means_by_agent(
-    by_base: Mapping[str, np.ndarray], rows: Mapping[str, Rows[np.ndarray]], agents: int
-) -> np.ndarray:
-    """Means over the action tokens of each agent, ``[P]``; 0 without any.
-
-    Args:
-        by_base: numbers of the action tokens in the rows of each base, ``[U, B, A]``.
-    """
-    total_P, count_P = np.zeros(agents), np.zeros(agents)
-    for base, x_UBA in by_base.items():
-        actions, mask_UBA = rows[base].actions, rows[base].actions.mask_BA
-        agent_UBA = np.take_along_axis(rows[base].turns.agent_BK, actions.turn_BA, axis=-1).ravel()
-        total_P += np.bincount(agent_UBA, (x_UBA * mask_UBA).ravel(), agents)
-        count_P += np.bincount(agent_UBA, mask_UBA.ravel(), agents)
-    return total_P / np.maximum(count_P, 1)
+def microbatches(rows: Any) -> list[Any]:
+    """Splits rows, or other arrays of them, along the axis U."""
+    count = len(jax.tree.leaves(rows)[0])
+    return [jax.tree.map(lambda x, u=u: x[u], rows) for u in range(count)]

@@ -10,11 +10,11 @@ import numpy as np
 
 from marft_jax.errors import BadInput
 from marft_jax.interop import peft
-from marft_jax.learning.state import PolicyState
 from marft_jax.models import lora
 from marft_jax.parallel import mesh as mesh_lib
-from marft_jax.policy import policy
-from marft_jax.policy.data import Datum
+from marft_jax.policy import Datum, forward, pack
+from marft_jax.policy.optimiser import PolicyState
+from marft_jax.policy.policy import policy_of
 from marft_jax.run.models import TeamModels
 from marft_jax.sampling.settings import AdapterTools, Matrices, Scored
 
@@ -42,10 +42,10 @@ def adapter_tools(models: TeamModels, name: str) -> AdapterTools:
     def score(stacks: Sequence[Matrices], actions: Sequence[Scored]) -> list[np.ndarray]:
         none = jax.tree.map(lambda x: np.zeros_like(x[:1]), stacks[0])
         whole = jax.tree.map(lambda *x: np.concatenate(x), *stacks, none)
-        n, rank = lora.shape_of(whole)
+        n, _ = lora.shape_of(whole)
         state = PolicyState(mesh_lib.put(whole, mesh_lib.replicated(mesh)), ())
         on = base._replace(params=mesh_lib.localize(base.params, mesh))
-        own = policy.Policy(on, mesh, state, np.full(n, rank), np.full(n, config.alpha))
+        policy = policy_of(on, mesh, state, config.alpha)
         data = [
             Datum.of(
                 adapter % n,
@@ -56,6 +56,6 @@ def adapter_tools(models: TeamModels, name: str) -> AdapterTools:
             )
             for prompt, action, adapter, temperature in actions
         ]
-        return policy.forward(own, data)
+        return forward(policy, pack(policy, data))
 
     return AdapterTools(draw, write, score)

@@ -14,7 +14,6 @@ from marft_jax.learning.batch import Batch
 from marft_jax.learning.estimates import Estimates
 from marft_jax.learning.state import TrainState
 from marft_jax.parallel import compilation
-from marft_jax.policy.optimiser import rate_factor
 from marft_jax.rollout.collect import Collected
 from marft_jax.run.guard import Verdict, by_agent
 from marft_jax.run.metrics import Clock, check_best_metric, metrics_of
@@ -102,7 +101,7 @@ def report(
     nonfinite = by_agent(learned["nonfinite"], run.models.team)
     numbers, verdict = run.guard.look(done, collected.played, reported, nonfinite)
     settings, scale = run.models.learning, float(state.lr_scale)
-    factor = scale * float(rate_factor(settings, done - 1))
+    factor = scale * float(settings.rate_factor(done - 1))
     names = {base: "lr" if base == MAIN else f"lr/{base}" for base in settings.lr}
     rates = {names[base]: rate * factor for base, rate in settings.lr.items()}
     reported |= numbers | {"guard/lr_scale": scale} | rates

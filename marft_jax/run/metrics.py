@@ -116,7 +116,7 @@ def _once(
     needed = np.maximum(np.asarray(prompts) - known_before(whole), 0).sum() + action
     learned = [turn for episode in collected.episodes for turn in episode.turns]
     read = [(owners[t.agent], np.concatenate([t.prompt, t.action[:-1]])) for t in learned]
-    computed = sum(int((rows.tokens.owners_BT >= 0).sum()) for rows in batch.rows.values())
+    computed = sum(part.rows.read for part in batch.parts.values())
     new = sum(len(ids) for _, ids in read) - known_before(read).sum()
     copied = collected.stats.get("tokens/prefix_cached", 0)
     return {

@@ -15,9 +15,9 @@ from marft_jax.learning import batch as batch_lib
 from marft_jax.learning.algorithms import find_algorithm
 from marft_jax.learning.learner import Learner
 from marft_jax.learning.settings import SETTINGS, Appo, LearnerSettings, resolve
-from marft_jax.learning.state import PolicyState, TrainState
+from marft_jax.learning.state import TrainState
 from marft_jax.parallel import mesh as mesh_lib
-from marft_jax.policy.values import reads_prompts
+from marft_jax.policy.optimiser import PolicyState
 from marft_jax.types import MAIN
 
 LAYERS = 1  # compiles twice as fast as two
@@ -60,7 +60,7 @@ def build(
     shards = mesh_lib.row_shards(where or small.one_device())
     level = find_algorithm(name).level
     algo, rewards = settled(config, name).algo, small.paid(episodes)
-    prompts = reads_prompts(settled(config, name), level)
+    prompts = settled(config, name).reads_prompts(level)
     return batch_lib.build(
         episodes, rewards, owners, algo, level, shards=shards, share=share, prompts=prompts
     )

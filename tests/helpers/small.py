@@ -18,7 +18,6 @@ from marft_jax.cli import configure
 from marft_jax.engine.compiled import Shape
 from marft_jax.engine.engine import Engine
 from marft_jax.learning.batch import Batch
-from marft_jax.learning.chain import Chain, make_chain
 from marft_jax.learning.credit import make_credit
 from marft_jax.learning.settings import Appo
 from marft_jax.models import decoder, lora
@@ -27,7 +26,6 @@ from marft_jax.models.families import dense
 from marft_jax.models.tokenizers.tokenizer import ByteTokenizer, Tokenizer
 from marft_jax.models.weights.load import BaseModel, abstract_decoder, fill, shapes_of
 from marft_jax.parallel import mesh
-from marft_jax.policy.rows import Level
 from marft_jax.sampling.constraints import Constraint, masks_of
 from marft_jax.sampling.protocol import Completion, Request
 from marft_jax.team.assemble import make_team
@@ -312,23 +310,26 @@ def paid(episodes: Sequence[Episode], **algo: Any) -> list[np.ndarray]:
     return list(map(make_credit(Appo(**algo), team(3)), episodes))
 
 
-def chain(episodes: Sequence[Episode], rewards: Sequence[np.ndarray], level: Level) -> Chain:
-    """The chain of episodes whose decisions stand one after another, in no rows."""
-    decisions, end = {}, 0
-    for e, whole in enumerate(episodes):
-        for k, acted in enumerate(whole.turns):
-            start, end = end, end + (1 if level == "action" else len(acted.action))
-            decisions[e, k] = range(start, end)
-    return make_chain(episodes, rewards, decisions)
-
-
 def places_EJ(batch: Batch) -> np.ndarray:
     """Flat position of each decision in the rows of the one base, in acting order."""
-    return batch.places[MAIN][batch.chain.number_EJ]
+    packed, shape = batch.parts[MAIN].rows, decisions_shape(batch)
+    flat = np.arange(np.prod(shape)).reshape(shape)
+    return batch.links({MAIN: packed.by_datum(flat, batch.level)}).astype(int)
+
+
+def rows_of(batch: Batch) -> Any:
+    """The rows of the one base, ``[U, B, ...]``."""
+    return batch.parts[MAIN].rows.rows
+
+
+def with_rows(batch: Batch, rows: Any) -> Batch:
+    """The batch with other rows of the one base."""
+    part = batch.parts[MAIN]
+    return batch._replace(parts={MAIN: part._replace(rows=part.rows._replace(rows=rows))})
 
 
 def decisions_shape(batch: Batch) -> tuple[int, ...]:
-    return batch.rows[MAIN].decision_mask(batch.level).shape
+    return rows_of(batch).decision_mask(batch.level).shape
 
 
 def random_episodes(

@@ -13,10 +13,9 @@ from hypothesis import strategies as st
 
 from marft_jax.learning import batch as batch_lib
 from marft_jax.learning.settings import Appo
+from marft_jax.learning.team_data import data_of
 from marft_jax.parallel.ladder import bucket
 from marft_jax.policy import packing
-from marft_jax.policy.data import data_of
-from marft_jax.types import MAIN
 
 ALGO = Appo(ratio="sum", minibatches=1, microbatch_tokens=128)
 
@@ -58,7 +57,7 @@ def ends(rows):
 
 def idle_share(batch):
     """The fraction of the rows' tokens that is padding."""
-    return float(np.mean(batch.rows[MAIN].tokens.owners_BT < 0))
+    return float(np.mean(small.rows_of(batch).tokens.owners_BT < 0))
 
 
 # Rows.
@@ -66,7 +65,7 @@ def idle_share(batch):
 
 def test_nested_turns_of_one_owner_are_one_sequence():
     batch = build([shared_history()], owners=(0, 0))
-    r = batch.rows[MAIN]
+    r = small.rows_of(batch)
     assert ends(r) == [9]
     [row] = r.tokens.ids_BT[used(r)]
     assert row[:9].tolist() == [1, 2, 3, 4, 50, 6, 51, 7, 8]
@@ -77,20 +76,20 @@ def test_nested_turns_of_one_owner_are_one_sequence():
 
 
 def test_nested_turns_of_other_owners_stay_apart():
-    r = build([shared_history()], owners=(0, 1)).rows[MAIN]
+    r = small.rows_of(build([shared_history()], owners=(0, 1)))
     assert len(ends(r)) == 2 and {*r.tokens.owners_BT.flat} == {-1, 0, 1}
 
 
 def test_two_answers_to_one_prompt_stay_apart():
     turns = [small.turn(0, [1, 2], [3]), small.turn(0, [1, 2], [3]), small.turn(0, [1, 2], [4])]
-    r = build([small.episode(0, turns, [1.0])]).rows[MAIN]
+    r = small.rows_of(build([small.episode(0, turns, [1.0])]))
     assert ends(r) == [2, 2, 2]
 
 
 def test_sequences_of_other_episodes_are_never_nested():
     first = small.episode(0, [small.turn(0, [1, 2], [3])], [1.0])
     second = small.episode(1, [small.turn(0, [1, 2, 3, 4], [5])], [1.0])
-    assert ends(build([first, second]).rows[MAIN]) == [2, 4]
+    assert ends(small.rows_of(build([first, second]))) == [2, 4]
 
 
 @pytest.mark.parametrize("level", ["action", "token"])
@@ -100,7 +99,7 @@ def test_every_action_token_is_there_once_behind_its_own_prompt(episodes, level)
 
 def check_what_is_read(batch, episodes):
     """Each action token is predicted where the turn's own tokens are read, and nothing else."""
-    r = batch.rows[MAIN]
+    r = small.rows_of(batch)
     turns = [t for e in episodes for t in e.turns]
     assert r.actions.mask_BA.sum() == sum(len(t.action) for t in turns)
     assert r.turns.mask_BK.sum() == len(turns)
@@ -138,9 +137,9 @@ def test_shared_turns_read_what_they_read_apart(data):
     ]
     apart, shared = (build(episodes, share=share) for share in (False, True))
     check_what_is_read(shared, episodes)
-    filled = [(batch.rows[MAIN].tokens.owners_BT >= 0).sum() for batch in (apart, shared)]
+    filled = [(small.rows_of(batch).tokens.owners_BT >= 0).sum() for batch in (apart, shared)]
     assert apart.prefix_shared == 0 and filled[1] == filled[0] - shared.prefix_shared
-    sames = [batch.rows[MAIN].tokens.ids_BT.shape for batch in (apart, shared)]
+    sames = [small.rows_of(batch).tokens.ids_BT.shape for batch in (apart, shared)]
     assert sames[1][1] * sames[1][2] <= max(ALGO.microbatch_tokens, sames[1][2])
 
 
@@ -148,11 +147,21 @@ def test_what_turns_begin_with_stands_in_their_row_once():
     turns = [[1, 2, 3, 4, *end] for end in ([5], [5, 6], [7], [7], [5, 8])]
     episodes = [small.episode(0, [small.turn(0, ids, [9])], [1.0]) for ids in turns]
     batch = build(episodes, share=True)
-    [row] = np.argwhere(used(batch.rows[MAIN])).tolist()
+    [row] = np.argwhere(used(small.rows_of(batch))).tolist()
     n = 4 + 1 + 2 + 1  # the beginning; 5 and what follows it twice; 7, which two have
-    assert batch.rows[MAIN].tokens.ids_BT[*row, :n].tolist() == [1, 2, 3, 4, 5, 6, 8, 7]
-    assert batch.rows[MAIN].tokens.last_reader_BT[*row, :n].tolist() == [7, 7, 7, 7, 6, 5, 6, 7]
-    assert batch.rows[MAIN].tokens.positions_BT[*row, :n].tolist() == [0, 1, 2, 3, 4, 5, 5, 4]
+    tokens = small.rows_of(batch).tokens
+    assert tokens.ids_BT[*row, :n].tolist() == [1, 2, 3, 4, 5, 6, 8, 7]
+    assert tokens.last_reader_BT[*row, :n].tolist() == [
+        7,
+        7,
+        7,
+        7,
+        6,
+        5,
+        6,
+        7,
+    ]
+    assert tokens.positions_BT[*row, :n].tolist() == [0, 1, 2, 3, 4, 5, 5, 4]
     assert batch.prefix_shared == 5 + 6 + 5 + 5 + 6 - n
 
 
@@ -173,11 +182,11 @@ def test_samples_of_a_task_make_wider_rows_while_every_minibatch_has_some():
     ]
     algo = dataclasses.replace(ALGO, microbatch_tokens=4096, minibatches=4)
     apart, shared = (build(episodes, algo=algo, share=share) for share in (False, True))
-    assert shared.rows[MAIN].tokens.ids_BT.shape[2] > 256
-    tokens = [batch.rows[MAIN].tokens.ids_BT.size for batch in (apart, shared)]
+    assert small.rows_of(shared).tokens.ids_BT.shape[2] > 256
+    tokens = [small.rows_of(batch).tokens.ids_BT.size for batch in (apart, shared)]
     assert tokens[1] <= tokens[0] / 2
     few = build(episodes[:8], algo=algo, share=True)
-    assert used(few.rows[MAIN]).any(1).all() and len(few.rows[MAIN].tokens.ids_BT) == 4
+    assert used(small.rows_of(few)).any(1).all() and len(small.rows_of(few).tokens.ids_BT) == 4
 
 
 def test_a_turn_carries_its_own_numbers(episodes):
@@ -186,7 +195,7 @@ def test_a_turn_carries_its_own_numbers(episodes):
     ]
     for ratio in ("sum", "token", "word"):
         batch = build(hot, algo=dataclasses.replace(ALGO, ratio=ratio))
-        r = batch.rows[MAIN]
+        r = small.rows_of(batch)
         for e, episode in enumerate(hot):
             lengths = [len(t.action) for t in episode.turns]
             words = [len(t.text.split()) for t in episode.turns]
@@ -206,10 +215,10 @@ def test_a_turn_carries_its_own_numbers(episodes):
         heat = np.concatenate([[t.temperature] * len(t.action) for t in episode.turns])
         logprobs = np.concatenate([t.logprobs for t in episode.turns])
         np.testing.assert_array_equal(
-            units(batch.rows[MAIN].actions.temperature_BA, batch)[e], heat
+            units(small.rows_of(batch).actions.temperature_BA, batch)[e], heat
         )
         np.testing.assert_array_equal(
-            units(batch.rows[MAIN].actions.behaviour_BA, batch)[e], logprobs
+            units(small.rows_of(batch).actions.behaviour_BA, batch)[e], logprobs
         )
 
 
@@ -231,13 +240,13 @@ def test_minibatches_have_about_as_many_tokens():
     for seed in range(4):
         algo = dataclasses.replace(ALGO, minibatches=4, epochs=1, microbatch_tokens=1024)
         batch = build(episodes, algo=algo, seed=(0, seed))
-        read = (batch.rows[MAIN].tokens.owners_BT >= 0).reshape(4, -1).sum(1)
+        read = (small.rows_of(batch).tokens.owners_BT >= 0).reshape(4, -1).sum(1)
         assert read.max() == read.min()
 
 
 def test_ids_equal_to_padding_are_not_taken_for_it():
     turns = [small.turn(0, [0, 0, 0], [0, 0]), small.turn(1, [256, 257], [257, 256, 0])]
-    r = build([small.episode(0, turns, [1.0])]).rows[MAIN]
+    r = small.rows_of(build([small.episode(0, turns, [1.0])]))
     assert r.actions.mask_BA.sum() == 5 and (r.tokens.owners_BT >= 0).sum() == 4 + 4
 
 
@@ -247,7 +256,7 @@ def test_ids_equal_to_padding_are_not_taken_for_it():
 @pytest.mark.parametrize("level", ["action", "token"])
 def test_chains_run_in_acting_order_and_link_every_decision_once(episodes, level):
     batch = build(episodes, level)
-    chain, r = batch.chain, batch.rows[MAIN]
+    chain, r = batch.chain, small.rows_of(batch)
     mask = r.turns.mask_BK if level == "action" else r.actions.mask_BA
     linked = small.places_EJ(batch)[chain.mask_EJ > 0]
     assert len(set(linked.tolist())) == len(linked) == mask.sum()
@@ -299,7 +308,7 @@ def test_every_turn_weighs_one_and_knows_its_agent_group_and_number(level):
 
 
 def test_a_token_belongs_to_the_agent_whose_turn_it_leads_to():
-    r = build([shared_history()], owners=(0, 0)).rows[MAIN]
+    r = small.rows_of(build([shared_history()], owners=(0, 0)))
     [row] = r.tokens.agents_BT[used(r)]
     assert row[:10].tolist() == [0, 0, 0, 1, 1, 0, 0, 0, 0, -1]
 
@@ -312,8 +321,8 @@ def test_a_token_belongs_to_the_agent_whose_turn_it_leads_to():
 def test_rows_are_dealt_evenly_to_minibatches_and_shards(episodes, minibatches, shards):
     algo = dataclasses.replace(ALGO, minibatches=minibatches)
     batch = build(episodes, algo=algo, shards=shards)
-    full = used(batch.rows[MAIN]).sum(-1)
-    u, b, width = batch.rows[MAIN].tokens.ids_BT.shape
+    full = used(small.rows_of(batch)).sum(-1)
+    u, b, width = small.rows_of(batch).tokens.ids_BT.shape
     assert u % minibatches == 0 and b % shards == 0
     assert b * width <= max(algo.microbatch_tokens, shards * width)
     assert full.min() > 0 and full.max() - full.min() <= 1
@@ -335,7 +344,7 @@ def talks(n, group, agents=2, seed=0):
 
 def decisions_of(batch, micros, owners):
     """How many decisions of each adapter these microbatches have."""
-    r = batch.rows[MAIN]
+    r = small.rows_of(batch)
     weight_UBK = r.turns.mask_BK * (1 if batch.level == "action" else r.turns.tokens_BK)
     own, weights = r.turns.owner_BK[micros].ravel(), weight_UBK[micros].ravel()
     return np.bincount(own, weights, len(set(owners)))
@@ -353,7 +362,7 @@ def test_minibatches_have_equal_parts_of_each_adapters_decisions(
     """Also of an agent that acts in one episode of ten; of tokens, about as many."""
     algo = dataclasses.replace(ALGO, minibatches=minibatches, microbatch_tokens=4096)
     batch = build(talks(n, group, agents), level, algo=algo, share=share, seed=(0, 5))
-    owners, micros = range(agents), np.arange(len(batch.rows[MAIN].tokens.ids_BT))
+    owners, micros = range(agents), np.arange(len(small.rows_of(batch).tokens.ids_BT))
     assert batch.blocks % minibatches == 0 and len(micros) % batch.blocks == 0
     per_block = [decisions_of(batch, part, owners) for part in np.split(micros, batch.blocks)]
     part = sum(per_block) / batch.blocks
@@ -371,15 +380,17 @@ def test_samples_of_a_task_stay_in_one_minibatch_as_they_share_a_prefix():
         blocks = {}
         for e, episode in enumerate(episodes):
             micro = np.unravel_index(small.places_EJ(batch)[e, 0], small.decisions_shape(batch))[0]
-            block = int(micro) // (len(batch.rows[MAIN].tokens.ids_BT) // batch.blocks)
+            block = int(micro) // (len(small.rows_of(batch).tokens.ids_BT) // batch.blocks)
             blocks.setdefault(episode.group, set()).add(block)
         assert sum(len(found) > 1 for found in blocks.values()) == divided
 
 
 def test_the_seed_decides_which_rows_share_a_minibatch(episodes):
     one, same, other = (build(episodes, seed=s) for s in ((0, 1), (0, 1), (0, 2)))
-    np.testing.assert_array_equal(one.rows[MAIN].tokens.ids_BT, same.rows[MAIN].tokens.ids_BT)
-    assert not np.array_equal(one.rows[MAIN].tokens.ids_BT, other.rows[MAIN].tokens.ids_BT)
+    np.testing.assert_array_equal(
+        small.rows_of(one).tokens.ids_BT, small.rows_of(same).tokens.ids_BT
+    )
+    assert not np.array_equal(small.rows_of(one).tokens.ids_BT, small.rows_of(other).tokens.ids_BT)
 
 
 def test_padding_is_the_fraction_of_idle_tokens():
@@ -424,7 +435,7 @@ def test_a_run_of_varied_batches_pads_little_and_has_few_shapes(
             algo=algo,
             share=share,
         )
-        met.add(tuple(x.shape[1:] for x in jax.tree.leaves(batch.rows[MAIN])))
+        met.add(tuple(x.shape[1:] for x in jax.tree.leaves(small.rows_of(batch))))
         idle.append(idle_share(batch))
     assert len(met) <= kinds
     assert np.mean(idle) < padding
@@ -436,7 +447,7 @@ def test_rows_share_the_action_tokens_evenly_where_that_takes_no_more_rows(monke
     episodes = [small.episode(i, [turn], [1.0]) for i, turn in enumerate(turns)]
 
     def fullest_of_rows() -> tuple[int, int]:
-        acted_UB = build(episodes).rows[MAIN].actions.mask_BA.sum(-1)
+        acted_UB = small.rows_of(build(episodes)).actions.mask_BA.sum(-1)
         return int(acted_UB.max()), int((acted_UB > 0).sum())
 
     assert fullest_of_rows() == (48, 29)

@@ -22,6 +22,7 @@ from marft_jax.learning.normalizers import find_normalizer
 from marft_jax.learning.settings import Appo, Cispo, Grpo, Reinforce, Tppo
 from marft_jax.learning.state import EMA
 from marft_jax.policy import logprobs, losses
+from marft_jax.policy.rows import microbatches
 from marft_jax.types import MAIN
 
 
@@ -32,16 +33,13 @@ def acted(*turns, reward=1.0, index=0):
     return made._replace(turns=cut)
 
 
-def loss_of(algo, *episodes, behaviour=None):
+def loss_of(algo, *episodes):
     """Weights of the links in acting order, as lists."""
     batch = batch_lib.build(episodes, small.paid(episodes), (0, 1), algo, "token")
-    if behaviour is not None:
-        batch.rows[MAIN].actions.behaviour_BA[:] = behaviour * batch.rows[MAIN].actions.mask_BA
     means = EMA(np.zeros(2), np.zeros(2)), EMA(np.zeros(()), np.zeros(()))
-    algorithm = find_algorithm(algo.name)
-    values = np.zeros(small.decisions_shape(batch), np.float32) if algo.has_critic else None
-    known = None if values is None else {MAIN: values}
-    return estimate(algo, algorithm, 2, batch, known, None, *means).inputs, batch.chain
+    values_EJ = np.zeros(batch.chain.mask_EJ.shape) if algo.has_critic else None
+    found = estimate(algo, find_algorithm(algo.name), 2, batch, *means, values_EJ=values_EJ)
+    return found.inputs, batch.chain
 
 
 def mean_loss(loss, losses_J):
@@ -107,13 +105,10 @@ def test_a_step_divides_its_gradient_by_what_the_mean_says(mean):
 
 def test_the_entropy_bonus_acts_on_agents_below_the_target():
     """Agent 0 samples with entropy 0.5, agent 1 with 2, as −log π of what was sampled says."""
-    turns = acted((0, 2, False), (1, 2, False))
-    algo = Tppo(entropy_coef=0.1, entropy_target=1.0)
-    batch = batch_lib.build([turns], small.paid([turns]), (0, 1), algo, "token")
-    agent_BA = np.take_along_axis(
-        batch.rows[MAIN].turns.agent_BK, batch.rows[MAIN].actions.turn_BA, -1
-    )
-    loss, chain = loss_of(algo, turns, behaviour=np.where(agent_BA == 0, -0.5, -2.0))
+    whole = acted((0, 2, False), (1, 2, False))
+    pairs = zip(whole.turns, (-0.5, -2.0), strict=True)
+    whole = whole._replace(turns=[t._replace(logprobs=np.full(2, x)) for t, x in pairs])
+    loss, chain = loss_of(Tppo(entropy_coef=0.1, entropy_target=1.0), whole)
     expected = np.where(chain.agent_EJ == 0, 0.1, 0.0)
     np.testing.assert_allclose(loss["entropy"], expected)
     np.testing.assert_array_equal(loss["weights"], 1)
@@ -141,8 +136,12 @@ def test_icepop_drops_weights_on_both_sides():
 def test_a_stale_actions_weight_may_be_that_of_all_its_tokens():
     """Three tokens of weight 2 are an action of weight 8."""
     episodes = [acted((0, 3, False), (1, 1, False))]
-    rows = batch_lib.build(episodes, small.paid(episodes), (0, 1), Tppo(), "token").rows[MAIN]
-    r = batch_lib.microbatches(rows)[0]
+    rows = (
+        batch_lib.build(episodes, small.paid(episodes), (0, 1), Tppo(), "token")
+        .parts[MAIN]
+        .rows.rows
+    )
+    r = microbatches(rows)[0]
     agent_BA = np.take_along_axis(r.turns.agent_BK, r.actions.turn_BA, -1)
     new_BA = np.log(np.where(agent_BA == 0, 2.0, 1.5)) * r.actions.mask_BA
     sums_BA = np.asarray(logprobs.turn_sums(jnp.asarray(new_BA, jnp.float32), r))

@@ -18,6 +18,7 @@ from marft_jax.config import Algo
 from marft_jax.learning import batch as batch_lib
 from marft_jax.learning.algorithms import find_algorithm, normalized_advantages
 from marft_jax.learning.cells import Cells
+from marft_jax.learning.chain import make_chain
 from marft_jax.learning.credit import groups_with_signal, make_credit
 from marft_jax.learning.estimates import estimate
 from marft_jax.learning.moving import label_means
@@ -77,7 +78,7 @@ def learned_from(algo: Algo, episodes, rng=None):
     """(advantages, decisions, values) of links in acting order; without ``rng`` values are 0."""
     level = find_algorithm(algo.name).level
     rewards = list(map(make_credit(algo, small.team(3)), episodes))
-    chain = small.chain(episodes, rewards, level)
+    chain = make_chain(episodes, rewards, level)
     values_EJ = np.zeros_like(chain.rewards_EJ)
     if rng is not None:
         values_EJ = rng.normal(0, rng.choice([0.1, 1.0]), values_EJ.shape) * chain.mask_EJ
@@ -212,7 +213,7 @@ def test_returns_equal_to_their_moving_average_have_no_advantage():
     algo = dataclasses.replace(algo_of("reinforce", "none", {}), baseline="moving")
     algorithm, rng = find_algorithm("reinforce"), np.random.default_rng(0)
     episodes = [sample(e, [([0, 1], 0.7, 0.0)], rng) for e in range(4)]
-    chain = small.chain(episodes, small.paid(episodes), "action")
+    chain = make_chain(episodes, small.paid(episodes), "action")
     moving = EMA(np.zeros(2), np.zeros(2))
     for step in range(6):
         got, returns = normalized_advantages(algo, algorithm, chain, None, moving.mean)
@@ -319,18 +320,17 @@ def estimated(algo: Algo, episodes, kl, *, rounding: float = 1e-5):
     level = find_algorithm(algo.name).level
     rewards = list(map(make_credit(algo, small.team(3)), episodes))
     batch = batch_lib.build(episodes, rewards, (0, 1, 2), algo, level)
-    values_UBX = None
+    values_EJ = None
     if algo.has_critic:
-        shape = batch.rows[MAIN].decision_mask(level).shape
-        values_UBX = np.random.default_rng(5).normal(0, 0.1, shape)
+        values_EJ = np.random.default_rng(5).normal(0, 0.1, batch.chain.mask_EJ.shape)
+        values_EJ *= batch.chain.mask_EJ
     zero = EMA(np.zeros(()), np.zeros(()))
     means = EMA(np.zeros(3), np.zeros(3))
-    reference_UBA = batch.rows[MAIN].actions.behaviour_BA - np.asarray(
-        kl(batch.rows[MAIN]), np.float32
-    )
-    values = None if values_UBX is None else {MAIN: values_UBX}
-    how = algo, find_algorithm(algo.name), 3, batch, values, {MAIN: reference_UBA}, means, zero
-    return estimate(*how, rounding=rounding)
+    rows = batch.parts[MAIN].rows
+    reference_UBA = rows.rows.actions.behaviour_BA - np.asarray(kl(rows.rows), np.float32)
+    reference = batch.tokens({MAIN: rows.by_datum(reference_UBA, "token")})
+    how = algo, find_algorithm(algo.name), 3, batch, means, zero
+    return estimate(*how, values_EJ=values_EJ, reference=reference, rounding=rounding)
 
 
 ROUNDED = {
@@ -388,7 +388,7 @@ def test_rewards_that_their_bias_or_each_other_cancel_earn_the_same(name, bias):
     algo = SETTINGS[name](episodes=6, normalize="batch", reward_bias=bias, **more)
     level = find_algorithm(name).level
     rewards = list(map(make_credit(algo, small.team(3)), episodes))
-    chain = small.chain(episodes, rewards, level)
+    chain = make_chain(episodes, rewards, level)
     zeros = np.zeros_like(chain.rewards_EJ)
     got, _ = normalized_advantages(algo, find_algorithm(name), chain, zeros, np.zeros(3))
     assert not got.any()

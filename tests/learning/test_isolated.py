@@ -17,6 +17,7 @@ from one_step import LAYERS, LORA, member, on_device, same
 from marft_jax.config import Critic
 from marft_jax.learning.advantages import returns_to_go
 from marft_jax.learning.algorithms import ALGORITHMS, normalized_advantages
+from marft_jax.learning.chain import make_chain
 from marft_jax.learning.learner import Learner
 from marft_jax.learning.normalizers import NORMALIZERS
 from marft_jax.learning.settings import SETTINGS, resolve
@@ -134,7 +135,7 @@ def test_a_loss_of_ones_own(name, mark):
 
 def decisions_of(batch, agent):
     """Places of an agent's action tokens in the rows of a batch."""
-    rows = batch.rows[MAIN]
+    rows = small.rows_of(batch)
     agents = np.take_along_axis(rows.turns.agent_BK, rows.actions.turn_BA, axis=-1)
     return (rows.actions.mask_BA > 0) & (agents == agent)
 
@@ -149,11 +150,11 @@ def first_only(where):
 @pytest.mark.parametrize("name", ["appo", "grpo", "gspo"])
 def test_one_behaviour_logprob(name, value, agent):
     def spoil(batch):
-        rows = batch.rows[MAIN]
+        rows = small.rows_of(batch)
         old_BA = np.array(rows.actions.behaviour_BA)
         old_BA[first_only(decisions_of(batch, agent))] = value
         actions = rows.actions._replace(behaviour_BA=old_BA)
-        return batch._replace(rows={MAIN: rows._replace(actions=actions)})
+        return small.with_rows(batch, rows._replace(actions=actions))
 
     learner = learner_of(name)
     before, after, metrics = update(learner, spoil)
@@ -277,7 +278,7 @@ def test_others_are_normalised_as_if_the_agent_had_not_acted(
         normalize = "own_median:median"
     algo = algo_of(name, normalize=normalize)
     algorithm = of_ones_own(ALGORITHMS[name])
-    chain = small.chain(episodes, small.paid(episodes), algorithm.level)
+    chain = make_chain(episodes, small.paid(episodes), algorithm.level)
     values_EJ = np.random.default_rng(0).normal(size=chain.mask_EJ.shape) * chain.mask_EJ
     how = algo, chain, values_EJ, np.zeros(3)
     with advantages_of(agent, value):
@@ -301,7 +302,7 @@ def test_what_agents_earned_alike_stays_without_advantage_beside_one_that_has_no
     """The sizes that rounding is measured against are those of the other agents."""
     episodes = [small.episode(0, e.turns[:2], [0.3]) for e in EPISODES]
     algo = algo_of("grpo", normalize="group")
-    chain = small.chain(episodes, small.paid(episodes), "token")
+    chain = make_chain(episodes, small.paid(episodes), "token")
     rewards_EJ = np.where((chain.agent_EJ == 0) & (chain.mask_EJ > 0), np.nan, chain.rewards_EJ)
     spoiled = chain._replace(rewards_EJ=rewards_EJ)
     found_EJ, _ = normalized_advantages(algo, ALGORITHMS["grpo"], spoiled, rewards_EJ, np.zeros(2))

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from marft_jax.learning.advantages import gae
 from marft_jax.learning.algorithms import find_algorithm
-from marft_jax.learning.chain import layers_of
+from marft_jax.learning.chain import layers_of, make_chain
 from marft_jax.learning.layers import gae_by_layer
 from marft_jax.learning.settings import SETTINGS, Appo
 
@@ -35,7 +35,7 @@ def episode(index, layers, lengths, rewards, steps=None):
 
 def chain_of(episodes, level, rewards=None):
     rewards = small.paid(episodes) if rewards is None else rewards
-    return small.chain(episodes, rewards, level)
+    return make_chain(episodes, rewards, level)
 
 
 def test_a_turn_begins_a_layer_where_it_saw_one_of_the_layer_before_or_in_a_new_step():

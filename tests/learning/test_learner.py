@@ -31,14 +31,14 @@ from marft_jax.cli import configure
 from marft_jax.config import Config
 from marft_jax.learning.algorithms import find_algorithm
 from marft_jax.learning.learner import Learner
+from marft_jax.learning.minibatches import order
+from marft_jax.learning.objectives import critic_of, objective_of
 from marft_jax.learning.settings import SETTINGS
 from marft_jax.models import decoder, lora
 from marft_jax.models.vocabulary import Vocabulary
 from marft_jax.policy import gradients, logprobs, packing
 from marft_jax.policy.objective import Inputs
-from marft_jax.policy.optimiser import rate_factor
-from marft_jax.policy.programs import objective_of
-from marft_jax.policy.values import CriticSpec
+from marft_jax.policy.programs import of_critic, of_gradients
 from marft_jax.sampling.protocol import Request
 from marft_jax.types import MAIN, Sampling
 
@@ -190,7 +190,7 @@ def test_gradients_are_those_of_the_action_tokens_alone(name, ids):
         for w in (row if name != "tppo" else row[start : start + len(t.action)])
     ]
     advantages.reshape(-1)[links] = flat
-    got = _gradients(config, name)(fresh(config, name), batch.rows[MAIN], advantages)
+    got = _gradients(config, name)(fresh(config, name), small.rows_of(batch), advantages)
     close(got, expected, 2e-5)
 
 
@@ -198,7 +198,7 @@ def test_gradients_are_those_of_the_action_tokens_alone(name, ids):
 def _gradients(config: Config, name: str):
     """The learner's own gradients, with given advantages, divided as its update does."""
     base, own = small.base(LAYERS), settled(config, name)
-    spec = gradients.PolicySpec(base.graphdef, objective_of(own, find_algorithm(name)), labels=2)
+    spec = gradients.GradientSpec(base.graphdef, objective_of(own, find_algorithm(name)), labels=2)
 
     def run(state, rows, advantages):
         ones = jnp.ones_like(advantages)
@@ -222,15 +222,17 @@ def _gradients(config: Config, name: str):
 def test_a_critic_over_a_base_on_which_nobody_learns_needs_no_pass_through_the_base(episodes):
     config, base = settings(mode="heads"), small.base(LAYERS)
     batch, state = build(config, episodes), fresh(config, "appo")
-    spec = CriticSpec(base.graphdef, settled(config, "appo"), find_algorithm("appo"), agents=2)
-    rows = jax.tree.map(lambda x: x[0], batch.rows[MAIN])
+    own = settled(config, "appo"), find_algorithm("appo")
+    spec = critic_of(*own, base.graphdef, agents=2)
+    rows = jax.tree.map(lambda x: x[0], small.rows_of(batch))
     ones = np.ones(small.decisions_shape(batch)[1:], np.float32)
-    valued = gradients.Valued(0 * ones, ones, np.tile(ones[..., None], small.CONFIG.d_model))
+    inputs = Inputs({"values": 0 * ones, "returns": ones}, {})
+    features = np.tile(ones[..., None], small.CONFIG.d_model)
     run = jax.jit(functools.partial(gradients.value_gradients, spec))
     nothing = jax.tree.map(lambda x: jnp.full_like(x, jnp.nan), base.params)
-    sums = run(nothing, state.critic[MAIN], rows, valued)
+    sums = run(nothing, state.critic[MAIN], rows, inputs, features)
     assert np.any(jax.tree.leaves(sums.gradient)[0]) and np.isfinite(sums.loss)
-    assert sums.decisions_P.sum() == rows.turns.mask_BK.sum() and not sums.nonfinite_P.any()
+    assert sums.units_P.sum() == rows.turns.mask_BK.sum() and not sums.nonfinite_P.any()
 
 
 @pytest.mark.parametrize("name", ["appo", "tppo"])
@@ -238,7 +240,7 @@ def test_what_stands_in_padding_changes_nothing(episodes, name):
     rng = np.random.default_rng(1)
 
     def spoil(batch):
-        r = batch.rows[MAIN]
+        r = small.rows_of(batch)
         idle_T, idle_A = r.tokens.owners_BT < 0, r.actions.mask_BA == 0
         idle_K = r.turns.mask_BK == 0
         assert idle_T.any() and idle_A.any() and idle_K.any()
@@ -265,7 +267,7 @@ def test_what_stands_in_padding_changes_nothing(episodes, name):
                 owner_BK=noise(turns.owner_BK, idle_K, 2),
             ),
         )
-        return batch._replace(rows={MAIN: spoiled})
+        return small.with_rows(batch, spoiled)
 
     clean = learn(settings(), episodes, name=name)
     assert same(learn(settings(), episodes, name=name, change=spoil), clean)
@@ -280,7 +282,7 @@ def test_without_an_entropy_bonus_the_backward_pass_spares_a_product(temperature
     )
     close(*(policy_of(state).adapters_opt for state, _ in (none, hardly)), 1e-6)
     close(none[1], hardly[1], 1e-5)
-    base, rows = small.base(LAYERS), build(settings(ONCE), episodes).rows[MAIN]
+    base, rows = small.base(LAYERS), small.rows_of(build(settings(ONCE), episodes))
     r = jax.tree.map(lambda x: x[0], rows)
     hidden = jnp.ones((*r.actions.index_BA.shape, small.CONFIG.d_model))
 
@@ -389,10 +391,10 @@ def test_epochs_divide_a_batch_in_other_ways_and_report_what_steps_learn_from():
     algo = dataclasses.replace(ALGO, epochs=8, minibatches=2, microbatch_tokens=8192)
     ours, episodes = learner(settings(algo)), small.random_episodes(16)
     batch = ours.pack(episodes, small.paid(episodes))
-    micros = len(batch.rows[MAIN].tokens.ids_BT)
-    parts = ours._order(3, {MAIN: range(micros)}, batch.blocks)
-    order = [[u for _, u in part] for part in parts]
-    epochs = [(set(a), set(b)) for a, b in zip(order[::2], order[1::2], strict=True)]
+    micros = len(small.rows_of(batch).tokens.ids_BT)
+    of_block = np.arange(micros).reshape(batch.blocks, -1)
+    parts = [set(of_block[part].ravel().tolist()) for part in order(algo, 0, 3, batch.blocks)]
+    epochs = list(zip(parts[::2], parts[1::2], strict=True))
     assert all(a | b == set(range(micros)) and not a & b for a, b in epochs)
     assert len({frozenset(map(frozenset, epoch)) for epoch in epochs}) > 1
     _, metrics = learn(settings(algo), episodes)
@@ -403,7 +405,7 @@ def test_a_minibatch_without_rows_moves_nothing(episodes):
     """Fewer rows than minibatches: momentum must not be spent on nothing."""
     config = settings(dataclasses.replace(ONCE, minibatches=4, microbatch_tokens=64))
     single = episodes[0]._replace(turns=episodes[0].turns[:1], results=episodes[0].results[:1])
-    assert build(config, [single]).rows[MAIN].turns.mask_BK.sum() == 1
+    assert small.rows_of(build(config, [single])).turns.mask_BK.sum() == 1
     alone, _ = learn(settings(ONCE), [single])
     for step in range(4):  # the full minibatch comes first, last or between
         state, _ = learn(config, [single], step=step)
@@ -418,18 +420,18 @@ def test_a_minibatch_without_rows_moves_nothing(episodes):
 def test_accumulated_gradients_are_those_of_one_big_microbatch(episodes, name):
     big = settings(dataclasses.replace(ONCE, microbatch_tokens=100_000))
     cut = settings(dataclasses.replace(ONCE, microbatch_tokens=64))
-    assert len(build(big, episodes).rows[MAIN].tokens.ids_BT) == 1
-    assert len(build(cut, episodes).rows[MAIN].tokens.ids_BT) >= 4
+    assert len(small.rows_of(build(big, episodes)).tokens.ids_BT) == 1
+    assert len(small.rows_of(build(cut, episodes)).tokens.ids_BT) >= 4
     one, two = learn(big, episodes, name=name), learn(cut, episodes, name=name)
     close(one, two, 1e-4)
     close(one[0].adapters, two[0].adapters, 1e-5)
 
 
 def test_packed_rows_learn_what_unpacked_rows_learn(episodes, monkeypatch):
-    packed = build(settings(ONCE), episodes).rows[MAIN]
+    packed = small.rows_of(build(settings(ONCE), episodes))
     one = learn(settings(ONCE), episodes)
     monkeypatch.setattr(packing, "_pack", lambda data, block, *_: [[i] for i in block])
-    apart = build(settings(ONCE), episodes).rows[MAIN]
+    apart = small.rows_of(build(settings(ONCE), episodes))
     assert packed.turns.mask_BK.sum(-1).max() > 1 == apart.turns.mask_BK.sum(-1).max()
     two = learn(settings(ONCE), episodes)
     close(one, two, 1e-4)
@@ -484,16 +486,16 @@ def test_a_critic_that_reads_prompts_alone_reads_what_it_would_in_the_rows(criti
     where, config = small.mesh_of(*shape), settings(ONCE, mode=critic)
     for owners, share in (((0, 1), False), ((0, 1), True), ((0, 0), True)):
         batch = build(config, conversations(), where=where, owners=owners, share=share)
-        assert batch.prompts is not None
+        assert batch.parts[MAIN].prompts is not None
         tokens, fewer = (
             int((r.tokens.owners_BT >= 0).sum())
-            for r in (batch.rows[MAIN], batch.prompts[MAIN].rows)
+            for r in (small.rows_of(batch), batch.parts[MAIN].prompts.rows)
         )
         assert share or fewer < tokens
         ours = learner(config, where=where)
         apart, whole = (
             ours.learn(fresh(config, where=where), x, 0)[1]
-            for x in (batch, batch._replace(prompts=None))
+            for x in (batch, batch._replace(parts={MAIN: batch.parts[MAIN]._replace(prompts=None)}))
         )
         close(apart.values_EJ, whole.values_EJ, 1e-5)
         close(apart.advantages_EJ, whole.advantages_EJ, 1e-5)
@@ -523,11 +525,12 @@ def test_batches_of_the_same_shapes_compile_nothing(episodes):
     ours = Learner(settled(configure(), "appo"), {MAIN: base}, team, find_algorithm("appo"), where)
     state = ours.init()
     few, many = (build(configure(), episodes[:n]) for n in (1, len(episodes)))
-    assert few.rows[MAIN].tokens.ids_BT.shape[1:] != many.rows[MAIN].tokens.ids_BT.shape[1:]
+    assert small.rows_of(few).tokens.ids_BT.shape[1:] != small.rows_of(many).tokens.ids_BT.shape[1:]
     for batch, programs in ((few, 1), (many, 2), (few, 2), (many, 2)):
         state, _, _ = ours.learn(state, batch, 0)
-        own = ours._run.bases[MAIN]
-        assert own.score._cache_size() == own.accumulate._cache_size() == programs
+        spec = gradients.GradientSpec(base.graphdef, ours._objective, 2)
+        own = of_gradients(where, spec).accumulate, of_critic(where, ours._critics[MAIN]).read
+        assert [program._cache_size() for program in own] == [programs, programs]
 
 
 @pytest.mark.slow
@@ -552,7 +555,7 @@ def test_two_bases_that_are_one_file_give_what_one_base_gives(episodes, name):
         learner = Learner(chosen, bases, team, find_algorithm(name), where)
         state = learner.init().with_adapters(jax.device_put(adapters)).begun()
         batch = learner.pack(episodes, small.paid(episodes))
-        assert len(batch.rows) == len(bases)
+        assert len(batch.parts) == len(bases)
         state, _, metrics = learner.learn(state, batch, 0)
         metrics.pop("critic/grad_norm", None)  # a mean over all heads of both bases
         found.append((jax.device_get(state), metrics))
@@ -631,7 +634,7 @@ def test_a_warm_up_scales_the_first_step_and_decay_takes_a_share_of_what_was_the
 def test_learning_rates_rise_and_fall_as_their_schedule_says(schedule, warmup, expected):
     algo = dataclasses.replace(ALGO, lr_schedule=schedule, lr_warmup=warmup)
     plan = settled(settings(algo), "appo")._replace(steps=4)
-    factors = [float(rate_factor(plan, step)) for step in range(4)]
+    factors = [float(plan.rate_factor(step)) for step in range(4)]
     np.testing.assert_allclose(factors, expected, atol=1e-6)
 
 

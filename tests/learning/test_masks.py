@@ -9,23 +9,24 @@ import json
 import jax
 import jax.numpy as jnp
 import numpy as np
+import on_data
 import pytest
 import small
 from one_step import LAYERS, ONCE, fresh, learner, on_device, same
 from one_step import settings as config_of
 
-from marft_jax import policy as verbs
 from marft_jax.learning.learner import Learner
-from marft_jax.learning.state import PolicyState
+from marft_jax.learning.team_data import data_of
 from marft_jax.models import decoder, lora
 from marft_jax.models.tokenizers.tokenizer import ByteTokenizer
-from marft_jax.policy.data import Datum, data_of
+from marft_jax.policy.data import Datum
 from marft_jax.policy.forbidden import Forbidden, forbidden_by, joined
+from marft_jax.policy.optimiser import PolicyState
 from marft_jax.policy.policy import Policy
 from marft_jax.policy.rows import Rows
 from marft_jax.sampling.constraints import constraint_of, forms_of
 from marft_jax.sampling.protocol import Request
-from marft_jax.types import MAIN, Sampling
+from marft_jax.types import Sampling
 
 SIZE, END = small.CONFIG.vocab_size, ByteTokenizer().end_id
 CHOICES = tuple((*text, END) for text in (b"Pass", b"Pa", b"Bet", b"a"))
@@ -95,7 +96,7 @@ def gradient(data, advantages):
         datum._replace(inputs={"advantages": np.array([a], np.float32)})
         for datum, a in zip(data, advantages, strict=True)
     ]
-    sums, _ = verbs.forward_backward(policy(), data, "reinforce")
+    sums, _ = on_data.forward_backward(policy(), data, "reinforce")
     return flat(sums.gradient)
 
 
@@ -141,8 +142,8 @@ def test_three_tokens_that_all_earn_one_keep_their_odds():
     mask = np.isin(np.arange(SIZE), [65, 66, 67])
     data = [Datum.of(0, PROMPT, [3], [i], allowed=[mask], advantages=[1.0]) for i in (65, 66, 67)]
     plain = [Datum.of(0, PROMPT, [3], [i], advantages=[1.0]) for i in (65, 66, 67)]
-    q = np.exp(np.concatenate(verbs.forward(policy(), data)))
-    p = np.exp(np.concatenate(verbs.forward(policy(), plain)))
+    q = np.exp(np.concatenate(on_data.forward(policy(), data)))
+    p = np.exp(np.concatenate(on_data.forward(policy(), plain)))
     np.testing.assert_allclose(q, p / p.sum(), rtol=1e-4)
     assert np.linalg.norm(gradient(data, q)) < 1e-5 * np.linalg.norm(gradient(plain, q))
 
@@ -150,7 +151,7 @@ def test_three_tokens_that_all_earn_one_keep_their_odds():
 def test_a_token_that_is_forced_has_log_prob_zero_and_no_gradient():
     only = np.arange(SIZE) == 65
     datum = Datum.of(0, [1, 2], [1], [65], allowed=[only], advantages=[1.0])
-    [logprobs] = verbs.forward(policy(), [datum])
+    [logprobs] = on_data.forward(policy(), [datum])
     assert logprobs.tolist() == [0.0] and not gradient([datum], [1.0]).any()
 
 
@@ -159,7 +160,7 @@ def test_a_datum_without_a_mask_is_bit_for_bit_as_alone_beside_one_with():
     mask = np.arange(SIZE) < 100
     plain = [Datum.of(0, PROMPT, [1, 3], [i, 9], advantages=[1.0, 2.0]) for i in (65, 200)]
     bound = Datum.of(0, PROMPT, [1, 3], [65, 200], allowed=[mask, None], advantages=[1.0, 2.0])
-    alone, beside = (verbs.forward(policy(), x) for x in (plain, [plain[0], bound, plain[1]]))
+    alone, beside = (on_data.forward(policy(), x) for x in (plain, [plain[0], bound, plain[1]]))
     for one, other in zip(alone, (beside[0], beside[2]), strict=True):
         np.testing.assert_array_equal(one, other)
     assert beside[1][0] > beside[0][0] and bound.forbidden.set_A.tolist() == [1, 0]
@@ -213,20 +214,19 @@ def test_the_learner_scores_what_the_engine_drew_as_the_engine_did():
     ours: Learner = learner(config, "grpo")
     state = fresh(config, "grpo")
     batch = ours.pack(episodes, small.paid(episodes))
-    scored = batch.gather(ours.logprobs(state.adapters, batch))
+    scored = ours.logprobs(state.adapters, batch)
     for own, episode in zip(scored, episodes, strict=True):
-        [turn] = episode.turns
-        np.testing.assert_allclose(own[: len(turn.action)], turn.logprobs, atol=1e-4)
+        np.testing.assert_allclose(own, episode.turns[0].logprobs, atol=1e-4)
     _, _, metrics = ours.learn(state, batch, 0)
     assert np.max(metrics["logprob_gap"]) < 1e-4
     free = [e._replace(turns=[e.turns[0]._replace(choices=(), form="")]) for e in episodes]
     plain = ours.pack(free, small.paid(free))
-    assert plain.rows[MAIN].actions.forbidden is None
+    assert small.rows_of(plain).actions.forbidden is None
     _, _, other = ours.learn(fresh(config, "grpo"), plain, 0)
     assert (np.asarray(metrics["entropy"]) < 0.8 * np.asarray(other["entropy"])).all()
     found = ours.logprobs(fresh(config, "grpo").adapters, plain)
     for i in range(0, 12, 3):  # rows without a mask
-        np.testing.assert_allclose(plain.gather(found)[i], scored[i], atol=1e-6)
+        np.testing.assert_allclose(found[i], scored[i], atol=1e-6)
 
 
 def test_a_group_that_earns_the_same_under_a_mask_moves_nothing():
@@ -239,11 +239,8 @@ def test_a_group_that_earns_the_same_under_a_mask_moves_nothing():
 
 def test_the_place_of_masks_is_small():
     """Sets are kept once for each row, as bits, whatever the number of tokens."""
-    rows: Rows = (
-        learner(config_of(ONCE), "grpo")
-        .pack([*played()] * 8, [np.zeros(1, np.float32)] * 96)
-        .rows[MAIN]
-    )
+    many = [*played()] * 8, [np.zeros(1, np.float32)] * 96
+    rows: Rows = small.rows_of(learner(config_of(ONCE), "grpo").pack(*many))
     forbidden = rows.actions.forbidden
     assert forbidden.bits_QW.nbytes < rows.actions.mask_BA.size * SIZE / 8 / 4
 

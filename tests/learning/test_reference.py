@@ -52,8 +52,8 @@ def test_a_training_step_is_that_of_the_definitions(episodes, name):
     algo = settled(config, name).algo
     rewards = list(map(make_credit(algo, small.team(2)), episodes))
     batch = ours.pack(episodes, rewards)
-    assert len(batch.rows[MAIN].tokens.ids_BT) > 1  # cut
-    assert batch.rows[MAIN].turns.mask_BK.sum(-1).max() > 1  # packed
+    assert len(small.rows_of(batch).tokens.ids_BT) > 1  # cut
+    assert small.rows_of(batch).turns.mask_BK.sum(-1).max() > 1  # packed
     start = jax.device_get(state)
     head = [kernel[0] for kernel in start.critic[MAIN].head]
     begun = start.adapters[MAIN]

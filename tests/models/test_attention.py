@@ -322,7 +322,7 @@ def updated(where, attention):
     batch = batch_lib.build(
         episodes, rewards, team.owners, config.algo, algorithm.level, shards=4
     )  # fmt: skip
-    assert batch.rows[MAIN].tokens.ids_BT.shape == (2, 8, 128)
+    assert small.rows_of(batch).tokens.ids_BT.shape == (2, 8, 128)
     base = small.base_on(where, 1)
     how = dict(attention=attention, remat="products")
     base = base._replace(graphdef=abstract_decoder(base.config, jnp.float32, **how)[0])

@@ -14,6 +14,7 @@ import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
+import on_data
 import pytest
 import small
 from safetensors.numpy import load_file, save_file
@@ -512,10 +513,10 @@ def test_samples_of_one_prompt_learn_together_what_each_learns_alone(name="qwen3
     ]
     shared = data[1].shared_with(data[0], model.config.branches)
     assert shared == 128
-    sums, together = verbs.forward_backward(policy, data, "cross_entropy")
+    sums, together = on_data.forward_backward(policy, data, "cross_entropy")
     total = None
     for own, found in zip(data, together, strict=True):
-        total, [alone] = verbs.forward_backward(policy, [own], "cross_entropy", total)
+        total, [alone] = on_data.forward_backward(policy, [own], "cross_entropy", total)
         np.testing.assert_allclose(found.logprobs, alone.logprobs, atol=5e-5)
     chex.assert_trees_all_close(sums, total, rtol=1e-3, atol=1e-4)
 

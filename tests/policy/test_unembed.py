@@ -7,6 +7,7 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
+import on_data
 import pytest
 
 from marft_jax import policy as verbs
@@ -84,7 +85,7 @@ def by_definition(policy, adapter, datum, factors):
 
 def test_logprobs_and_gradients_are_those_of_the_sum_of_the_matrices(policy, adapters):
     data = [x for slot in adapters for x in data_of(slot, 1)]
-    sums, found = verbs.forward_backward(policy, data, "cross_entropy")
+    sums, found = on_data.forward_backward(policy, data, "cross_entropy")
     for slot, adapter in adapters.items():
         own = [(x, f) for x, f in zip(data, found, strict=True) if x.owner == slot]
 
@@ -128,7 +129,7 @@ def test_what_is_sampled_with_it_has_the_logprobs_that_are_learned(policy, adapt
         ids, logprobs = done[ticket].ids, done[ticket].logprobs
         whole, first = np.concatenate([prompts[ticket], ids]), len(prompts[ticket]) - 1
         datum = Datum.of(slot, whole[:-1], first + np.arange(len(ids)), ids)
-        [learned] = verbs.forward(policy, [datum])
+        [learned] = on_data.forward(policy, [datum])
         np.testing.assert_allclose(logprobs, learned, atol=2e-5)
         assert done[ticket].version == str(slot)
 
@@ -137,8 +138,8 @@ def test_a_token_that_is_not_finite_stops_its_own_adapter_alone(policy):
     """All adapters share the product with the hidden states."""
     data = [*data_of(0), *data_of(2)]
     bad = data[0]._replace(inputs={"weights": data[0].inputs["weights"] * np.nan})
-    good, _ = verbs.forward_backward(policy, data[3:], "cross_entropy")
-    sums, _ = verbs.forward_backward(policy, [bad, *data[1:]], "cross_entropy")
+    good, _ = on_data.forward_backward(policy, data[3:], "cross_entropy")
+    sums, _ = on_data.forward_backward(policy, [bad, *data[1:]], "cross_entropy")
     for one, other in zip(*map(jax.tree.leaves, (sums.gradient, good.gradient)), strict=True):
         np.testing.assert_array_equal(one[:, 2], other[:, 2])
         assert np.isfinite(one).all()
@@ -153,25 +154,25 @@ def test_the_likeliest_tokens_at_each_place(policy, adapters):
     data = [x for slot in adapters for x in data_of(slot, 2)]
     again = [data[0]._replace(positions=data[0].positions * 0 + 5)]  # one place, many targets
     for datum, (ids, logprobs) in zip(
-        [*data, *again], verbs.top(policy, [*data, *again], 3), strict=True
+        [*data, *again], on_data.top(policy, [*data, *again], 3), strict=True
     ):
         each = [
-            verbs.forward(policy, [datum._replace(targets=ids[:, k].astype(np.int32))])[0]
+            on_data.forward(policy, [datum._replace(targets=ids[:, k].astype(np.int32))])[0]
             for k in range(3)
         ]
         np.testing.assert_allclose(logprobs, np.stack(each, 1), atol=1e-5)
         assert (np.diff(logprobs) <= 0).all()
-        [own] = verbs.forward(policy, [datum])
+        [own] = on_data.forward(policy, [datum])
         assert (own <= logprobs[:, 0] + 1e-6).all()
 
 
 def test_adam_goes_on_without_an_advantage_if_it_is_asked_to(policy):
     data = data_of(0)
-    sums, _ = verbs.forward_backward(policy, data, "cross_entropy")
+    sums, _ = on_data.forward_backward(policy, data, "cross_entropy")
     first, _ = verbs.optim_step(policy, sums, verbs.adam(1e-2))
     none = [x._replace(inputs={"weights": x.inputs["weights"] * 0}) for x in data]
     for always in (False, True):
-        sums, _ = verbs.forward_backward(first, none, "cross_entropy")
+        sums, _ = on_data.forward_backward(first, none, "cross_entropy")
         how = verbs.adam(1e-2, always=always)
         second, _ = verbs.optim_step(first, sums, how)
         steps = verbs.take(second, 0).count

@@ -21,10 +21,10 @@ from marft_jax.errors import BadInput, RunFailed
 from marft_jax.learning import batch as batch_lib
 from marft_jax.learning.algorithms import find_algorithm
 from marft_jax.learning.learner import Learner
+from marft_jax.learning.objectives import objective_of
 from marft_jax.learning.reported import Stepped, report
 from marft_jax.learning.settings import Appo, Grpo, resolve
 from marft_jax.policy.objective import measures
-from marft_jax.policy.programs import objective_of
 from marft_jax.run import saving
 from marft_jax.run.checkpoints import Checkpoints
 from marft_jax.run.compatibility import identity_of
@@ -235,12 +235,15 @@ def test_an_update_that_is_not_finite_is_skipped_and_named(what, learner):
             rewards = np.array(batch.chain.rewards_EJ)
             rewards[0, 0] = np.nan
             return batch._replace(chain=batch.chain._replace(rewards_EJ=rewards))
-        actions, old = batch.rows[MAIN].actions, np.array(batch.rows[MAIN].actions.behaviour_BA)
-        agent = np.take_along_axis(batch.rows[MAIN].turns.agent_BK, actions.turn_BA, axis=-1)
+        actions, old = (
+            small.rows_of(batch).actions,
+            np.array(small.rows_of(batch).actions.behaviour_BA),
+        )
+        agent = np.take_along_axis(small.rows_of(batch).turns.agent_BK, actions.turn_BA, axis=-1)
         u, b, a = np.argwhere((actions.mask_BA > 0) & (agent == 1))[0]
         old[u, b, a] = np.nan
-        spoiled = batch.rows[MAIN]._replace(actions=actions._replace(behaviour_BA=old))
-        return batch._replace(rows={MAIN: spoiled})
+        spoiled = small.rows_of(batch)._replace(actions=actions._replace(behaviour_BA=old))
+        return small.with_rows(batch, spoiled)
 
     before, after, counts = learn(learner, spoil)
     agent = 1 if what == "behaviour logprobs" else 0

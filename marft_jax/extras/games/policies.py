@@ -21,7 +21,6 @@ from marft_jax.learning.checking import check_team
 from marft_jax.learning.learner import Learner
 from marft_jax.learning.settings import Imitation
 from marft_jax.models.lora import Adapters
-from marft_jax.policy.rows import sums_by_turn
 from marft_jax.run.checkpoints import Checkpoints
 from marft_jax.run.models import TeamModels, open_models
 from marft_jax.run.states import restore_state
@@ -126,10 +125,8 @@ class _Reader:
         ]
         zeros = [np.zeros(len(episode.turns), np.float32) for episode in episodes]
         batch = self._learner.pack(episodes, zeros, level="action")
-        logprobs = self._learner.logprobs(adapters, batch)
-        sums = {base: sums_by_turn(own, batch.rows[base]) for base, own in logprobs.items()}
-        rows = zip(batch.gather(sums).tolist(), episodes, strict=True)
-        return [row[: len(episode.turns)] for row, episode in rows]
+        sums = iter([float(x.sum()) for x in self._learner.logprobs(adapters, batch)])
+        return [[next(sums) for _ in episode.turns] for episode in episodes]
 
     def _turn(self, seat: int, state: Any, text: str, legal: Sequence[str]) -> Turn:
         """Builds the turn in which the agent of the seat writes the text in that state."""

@@ -20,8 +20,10 @@ from marft_jax.engine import compiled as engine
 from marft_jax.engine import kv_cache as cache_lib
 from marft_jax.extras.planning.topology import Topology
 from marft_jax.extras.planning.work import Work, longest_batch
-from marft_jax.learning import batch as batch_lib
+from marft_jax.learning import learner as learner_lib
 from marft_jax.learning.algorithms import Algorithm
+from marft_jax.learning.batch import OfBase
+from marft_jax.learning.objectives import critic_of, objective_of
 from marft_jax.learning.settings import LearnerSettings, resolve
 from marft_jax.learning.state import TrainState
 from marft_jax.models import lora
@@ -29,13 +31,12 @@ from marft_jax.models.decoder_config import DecoderConfig
 from marft_jax.models.weights.load import decoder_on
 from marft_jax.parallel import mesh as mesh_lib
 from marft_jax.parallel import processes
-from marft_jax.policy import optimiser
-from marft_jax.policy import programs as programs_lib
-from marft_jax.policy.gradients import Valued
+from marft_jax.policy import optimiser, programs
+from marft_jax.policy.gradients import GradientSpec
 from marft_jax.policy.objective import Inputs
 from marft_jax.policy.optimiser import adam
-from marft_jax.policy.rows import Rows
-from marft_jax.policy.values import reads_base
+from marft_jax.policy.packing import PackedRows
+from marft_jax.policy.rows import Level, microbatches
 from marft_jax.team.prompts import Team
 from marft_jax.types import MAIN
 
@@ -65,6 +66,14 @@ class Compiled(NamedTuple):
         return max(needed, self.overflow)
 
 
+class Learned(NamedTuple):
+    """Programs that learn."""
+
+    forward: programs.Compiled
+    gradients: programs.GradientPrograms
+    critic: programs.CriticPrograms | None
+
+
 class PlannedRun(NamedTuple):
     """A configuration on a topology, as shapes with shardings.
 
@@ -72,7 +81,8 @@ class PlannedRun(NamedTuple):
         mesh: all devices that learn.
         here: the devices of one process that play.
         hosts: number of hosts; each has one process.
-        base, state, slots: abstract arrays; ``batch`` has host arrays.
+        base, state, slots: abstract arrays; ``batch`` has host arrays, of decisions at
+            the ``level``.
         base_here: the base on ``here``.
         taught: what teachers on the base read; None without teachers.
         teachers: their adapters; None where they have none.
@@ -91,10 +101,11 @@ class PlannedRun(NamedTuple):
     base_here: Any
     state: TrainState
     slots: cache_lib.Slots
-    batch: batch_lib.Batch
+    batch: OfBase
+    level: Level
     engine: engine.EnginePrograms
-    learner: programs_lib.Programs
-    taught: Rows[np.ndarray] | None = None
+    learner: Learned
+    taught: PackedRows | None = None
     teachers: Any = None
 
     @property
@@ -139,18 +150,24 @@ def describe(
         model, graphdef, here, shape, dtype, eos_ids=(0,), alpha=alpha, reuse=own.reuse
     )
     settings = resolve(config, {MAIN: (config.model.base, model)})
-    learned = programs_lib.programs(settings, {MAIN: (model, graphdef)}, team, algorithm, mesh)
+    objective, agents = objective_of(settings, algorithm), len(team.profiles)
+    init, _ = learner_lib.compiled(settings, {MAIN: model}, team, objective, mesh)
+    critic = None
+    if settings.critic is not None:
+        critic = programs.of_critic(mesh, critic_of(settings, algorithm, graphdef, agents))
+    spec = GradientSpec(graphdef, objective, agents)
+    learned = Learned(programs.forward(mesh, graphdef), programs.of_gradients(mesh, spec), critic)
     shards = mesh_lib.row_shards(mesh)
     batch = longest_batch(settings, team, algorithm.level, work, shards, model.d_model)
     run = PlannedRun(
         config, settings, team, model, work, mesh, here, hosts, shape, base,
-        _base(config, model, here)[2], learned.init.eval_shape(), played.slots, batch, played,
-        learned,
+        _base(config, model, here)[2], init.eval_shape(), played.slots, batch, algorithm.level,
+        played, learned,
     )  # fmt: skip
     if taught is None:
         return run
-    read = longest_batch(settings, taught[0], "token", taught[1], shards, model.d_model).rows[MAIN]
-    return run._replace(taught=read, teachers=_teachers(run, taught[0]))
+    read = longest_batch(settings, taught[0], "token", taught[1], shards, model.d_model)
+    return run._replace(taught=read.rows, teachers=_teachers(run, taught[0]))
 
 
 def lowered(run: PlannedRun) -> dict[str, Any]:
@@ -160,7 +177,7 @@ def lowered(run: PlannedRun) -> dict[str, Any]:
         programs["prefill"] = run.engine.prefill.lower(**_prefill(run))
         programs["decode"] = run.engine.decode.lower(**_decode(run))
     if run.taught is not None:
-        programs["teacher"] = run.learner.bases[MAIN].forward.lower(
+        programs["teacher"] = run.learner.forward.lower(
             base=run.base, adapters=run.teachers, scale=np.float32(1),
             r=_microbatch(run, run.taught),
         )  # fmt: skip
@@ -245,47 +262,57 @@ def _learning(run: PlannedRun) -> dict[str, Any]:
     """Lowers the learner's programs for one microbatch."""
     if not run.team.adapters or not (run.team.learning_bases or run.learning.critic):
         return {}
-    programs, batch = run.learner.bases[MAIN], run.batch
+    programs, batch, of_critic = run.learner, run.batch, run.learner.critic
     critic, policy = run.state.critic[MAIN], run.state.policies[MAIN]
     frozen = dict(base=run.base, critic=critic)
-    on_policy = dict(base=run.base, adapters=policy.adapters, scale=np.float32(1))
-    rows, split = _microbatch(run, batch.rows[MAIN]), mesh_lib.rows(run.mesh)
-    shape_BX = batch.rows[MAIN].decision_mask(batch.level).shape[1:]
-    numbers_BX: Any = jax.ShapeDtypeStruct(shape_BX, jnp.float32, sharding=split)
+    scale = np.ones(lora.shape_of(policy.adapters)[0], np.float32)
+    on_policy = dict(base=run.base, adapters=policy.adapters, scale=scale)
+    rows, split = _microbatch(run, batch.rows), mesh_lib.rows(run.mesh)
+    asked = batch.rows if batch.prompts is None else batch.prompts
+
+    def numbers(packed: PackedRows) -> Any:
+        shape_BX = packed.rows.decision_mask(run.level).shape[1:]
+        return jax.ShapeDtypeStruct(shape_BX, jnp.float32, sharding=split)
+
     lowered, changed, read = dict[str, Any](), dict[str, Any](), dict[str, Any]()
     if run.team.learning_bases:
-        logprobs_BA = programs.forward.eval_shape(**on_policy, r=rows)
+        logprobs_BA, algo = (
+            programs.forward.eval_shape(**on_policy, r=rows),
+            run.learning.algo.part(Algo),
+        )
         tokens = {
             "proximal": run.learning.correction != "none",
-            "reference": run.learning.reference != "none",
+            "reference": run.learning.reference != "none" and algo.kl_in == "loss",
         }
-        algo, units = run.learning.algo.part(Algo), ["advantages", "weights", "counts"]
-        units += ["entropy"] if algo.entropy_coef else []
+        units = ["advantages", "weights", "counts", *["entropy"] * bool(algo.entropy_coef)]
         inputs = Inputs(
-            {name: numbers_BX for name in units},
+            {name: numbers(batch.rows) for name in units},
             {name: logprobs_BA for name, is_read in tokens.items() if is_read},
         )
-        sums, how = programs.no_sums.eval_shape(policy.adapters), adam(1.0, max_kl=algo.max_kl)
-        lowered["gradients"] = programs.accumulate.lower(
+        sums = programs.gradients.no_sums.eval_shape(policy.adapters)
+        how = adam(1.0, max_kl=algo.max_kl)
+        lowered["gradients"] = programs.gradients.accumulate.lower(
             **on_policy, rows=rows, inputs=inputs, sums=sums
         )
         changed["policy"], read["policy"] = (policy,), (sums, how)
-    if run.learning.critic is not None:
-        scored = programs.score.eval_shape(**frozen, r=rows)
-        sums = programs.no_critic_sums.eval_shape(critic)
-        opt = run.state.critic_opt[MAIN]
-        valued = Valued(numbers_BX, numbers_BX, scored.features_BXD)
-        lowered["critic"] = programs.accumulate_values.lower(
-            **frozen, rows=rows, valued=valued, sums=sums
+    if of_critic is not None:
+        asked_rows = _microbatch(run, asked)
+        found = of_critic.read.eval_shape(**frozen, r=asked_rows)
+        sums, opt = of_critic.no_sums.eval_shape(critic), run.state.critic_opt[MAIN]
+        inputs = Inputs(
+            dict.fromkeys(("values", "returns", "weights", "counts"), numbers(asked)), {}
         )
+        lowered["critic"] = of_critic.accumulate.lower(
+            **frozen, rows=asked_rows, inputs=inputs, features_BXD=found.features_BXD, sums=sums
+        )
+        lowered["values"] = of_critic.read.lower(**frozen, r=asked_rows)
         changed["critic"], read["critic"] = (critic, opt), (sums, adam(1.0))
     everywhere = mesh_lib.replicated(run.mesh)
     step = jax.jit(_steps, donate_argnums=0, out_shardings=everywhere)
     lowered["optimiser"] = step.lower(changed, read)
-    if reads_base(run.learning):
-        whole, prompts = batch.rows[MAIN], batch.prompts
-        asked = whole if prompts is None else prompts[MAIN].rows
-        lowered["values"] = programs.score.lower(**frozen, r=_microbatch(run, asked))
+    if run.learning.reference == "base" and not run.learning.has_frozen_critic:
+        alone = dict(base=run.base, adapters=None, scale=np.zeros(0, np.float32))
+        lowered.setdefault("values", programs.forward.lower(**alone, r=rows))
     return lowered
 
 
@@ -295,8 +322,8 @@ def _steps(changed: dict[str, Any], read: dict[str, Any]) -> dict[str, Any]:
     return {name: taken[name](*states, *read[name]) for name, states in changed.items()}
 
 
-def _microbatch(run: PlannedRun, rows: Rows[np.ndarray]) -> Any:
-    return placed(batch_lib.microbatches(rows)[0], mesh_lib.rows(run.mesh))
+def _microbatch(run: PlannedRun, packed: PackedRows) -> Any:
+    return placed(microbatches(packed.rows)[0], mesh_lib.rows(run.mesh))
 
 
 def _teachers(run: PlannedRun, team: Team) -> Any:

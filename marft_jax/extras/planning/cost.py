@@ -29,8 +29,7 @@ from marft_jax.models.decoder_config import DecoderConfig
 from marft_jax.models.lora import adapted, shape_of
 from marft_jax.parallel import mesh as mesh_lib
 from marft_jax.parallel import processes
-from marft_jax.policy.rows import Rows
-from marft_jax.types import MAIN
+from marft_jax.policy.packing import PackedRows
 
 PLAYING = ("decode", "prefill")
 LEARNING = ("values", "teacher", "gradients", "critic", "optimiser")
@@ -157,8 +156,7 @@ def _prefill(run: PlannedRun) -> Cost:
 
 def _values(run: PlannedRun) -> Cost:
     learning = run.learning
-    prompts = run.batch.prompts
-    read = run.batch.rows[MAIN] if prompts is None else prompts[MAIN].rows
+    read = run.batch.rows if run.batch.prompts is None else run.batch.prompts
     micros, tokens, width, actions = _microbatch(read)
     with_reference = learning.reference == "base"
     frozen = learning.has_frozen_critic or with_reference
@@ -184,7 +182,7 @@ def _teacher(run: PlannedRun) -> Cost:
 
 
 def _gradients(run: PlannedRun) -> Cost:
-    micros, _, _, actions = _microbatch(run.batch.rows[MAIN])
+    micros, _, _, actions = _microbatch(run.batch.rows)
     epochs, reads = run.config.algo.epochs, 2 * _weights(run.base, run.mesh)
     trained, forward = _trained(run)
     vocabulary = _vocabulary(run.model, actions)
@@ -196,7 +194,7 @@ def _gradients(run: PlannedRun) -> Cost:
 
 
 def _critic(run: PlannedRun) -> Cost:
-    calls = run.config.algo.epochs * len(run.batch.rows[MAIN].tokens.ids_BT)
+    calls = run.config.algo.epochs * len(run.batch.rows.rows.tokens.ids_BT)
     if run.learning.has_frozen_critic:  # the heads alone
         return Cost(calls, 0.0, 0.0)
     return Cost(calls, _trained(run)[0] / run.mesh.size, 2 * _weights(run.base, run.mesh))
@@ -204,7 +202,7 @@ def _critic(run: PlannedRun) -> Cost:
 
 def _trained(run: PlannedRun) -> tuple[float, float]:
     """FLOPs of a microbatch forwards and backwards through base and adapters, and forwards."""
-    _, tokens, width, _ = _microbatch(run.batch.rows[MAIN])
+    _, tokens, width, _ = _microbatch(run.batch.rows)
     forward = forward_flops(run.model, tokens, width / 2)
     lora = _lora(run.model, tokens, *_adapters(run))
     attention = forward - forward_flops(run.model, tokens, 0)
@@ -212,10 +210,10 @@ def _trained(run: PlannedRun) -> tuple[float, float]:
     return 2 * forward + attention + 3 * lora + again, forward + lora
 
 
-def _microbatch(rows: Rows[Any]) -> tuple[int, int, int, int]:
+def _microbatch(packed: PackedRows) -> tuple[int, int, int, int]:
     """Returns the number of microbatches; of one: padded tokens, row width, action tokens."""
-    micros, height, width = rows.tokens.ids_BT.shape
-    return micros, height * width, width, height * rows.actions.mask_BA.shape[2]
+    micros, height, width = packed.rows.tokens.ids_BT.shape
+    return micros, height * width, width, height * packed.rows.actions.mask_BA.shape[2]
 
 
 def _optimiser(run: PlannedRun) -> Cost:

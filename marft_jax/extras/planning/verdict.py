@@ -11,7 +11,6 @@ from rich.table import Table
 from marft_jax.extras.planning.compile import Compiled, PlannedRun, per_chip
 from marft_jax.extras.planning.cost import LEARNING, PLAYING, Cost
 from marft_jax.extras.planning.topology import Topology
-from marft_jax.types import MAIN
 
 _SIDES = {"play": PLAYING, "learn": LEARNING}
 
@@ -124,7 +123,7 @@ def advice(plan: Plan) -> str:
         left = (1 - (plan.peak - chip.memory) / plan.memory["cache"]) * run.shape.slots
         if left >= 1:
             return f"--rollout.slots {int(left)} makes the cache smaller"
-    _, rows, width = run.batch.rows[MAIN].tokens.ids_BT.shape
+    _, rows, width = run.batch.rows.rows.tokens.ids_BT.shape
     shards = run.mesh.shape["data"] * run.mesh.shape["fsdp"]
     if plan.worst in LEARNING and rows > shards:
         return f"--algo.microbatch_tokens {max(shards, rows // 2) * width} makes passes smaller"

@@ -12,11 +12,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from marft_jax.config import Algo, Branching, Config
-from marft_jax.learning import batch as batch_lib
+from marft_jax.learning.batch import OfBase, pack_turns
 from marft_jax.learning.credit import CREDITS
 from marft_jax.learning.settings import LearnerSettings
 from marft_jax.policy.rows import Level
-from marft_jax.policy.values import reads_prompts
 from marft_jax.rollout.branches import turns_at
 from marft_jax.team.prompts import Team
 from marft_jax.types import MAIN, Episode, StepResult, Turn
@@ -124,8 +123,8 @@ def longest_batch(
     work: Work,
     shards: int,
     d_model: int,
-) -> batch_lib.Batch:
-    """Builds the batch of such a step, by the function that builds a real batch."""
+) -> OfBase:
+    """Packs the turns of such a step, by the function that packs real ones."""
     turns = []
     for number, agent in enumerate(work.owners, start=1):
         whole = work.context
@@ -146,8 +145,8 @@ def longest_batch(
         Episode(e // group, e // group, e % group, "", turns, result) for e in range(work.episodes)
     ]
     episodes += [episode._replace(turns=(turns[k],)) for episode in episodes for k in work.branched]
-    rewards = [np.zeros(len(episode.turns), np.float32) for episode in episodes]
-    return batch_lib.build(
-        episodes, rewards, team.owners, settings.algo, level,
-        shards=shards, d_models={MAIN: d_model}, prompts=reads_prompts(settings, level),
+    parts, _ = pack_turns(
+        episodes, team.owners, settings.algo, level,
+        shards=shards, d_models={MAIN: d_model}, prompts=settings.reads_prompts(level),
     )  # fmt: skip
+    return parts[MAIN]

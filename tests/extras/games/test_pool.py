@@ -18,8 +18,9 @@ from marft_jax.errors import BadInput
 from marft_jax.extras.games import pool
 from marft_jax.extras.report.episodes import episode
 from marft_jax.extras.report.reading import read_run
-from marft_jax.learning.state import PolicyState, TrainState
+from marft_jax.learning.state import TrainState
 from marft_jax.learning.state_parts import after_step, begin, find_state_parts
+from marft_jax.policy.optimiser import PolicyState
 from marft_jax.team.profiles import Profile
 from marft_jax.team.team_files import Blueprint
 from marft_jax.types import MAIN, Episode, StepResult

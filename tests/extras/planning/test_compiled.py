@@ -188,7 +188,7 @@ def test_a_base_in_eight_bits_is_decoded_with_less_than_bfloat16_takes():
 )
 def test_an_update_keeps_no_scores(topology, layers, flags):
     run, text = run_of(topology, layers, flags), text_of("gradients", topology, layers, flags)
-    _, rows, width = run.batch.rows[MAIN].tokens.ids_BT.shape
+    _, rows, width = run.batch.rows.rows.tokens.ids_BT.shape
     for array in arrays(text):
         dims = [int(n) for n in re.findall(r"\d+", array.partition("[")[2])]
         scores = dims.count(width) > 1 and math.prod(dims) > rows * width * width

@@ -104,10 +104,10 @@ def test_hosts_exchange_gradients_and_never_the_base(mesh, layers):
         model=config_lib.Model(context=64, layers=layers),
     )
     run = run_of(config, small.config_of(d_ff=64 * 16, n_layers=1))
-    assert len(run.batch.rows[MAIN].tokens.ids_BT) >= 2 * config.algo.minibatches
+    assert len(run.batch.rows.rows.tokens.ids_BT) >= 2 * config.algo.minibatches
     programs = lowered(run)
     gradients = per_chip(run.state.adapters) + per_chip(run.state.critic)
-    micros = len(run.batch.rows[MAIN].tokens.ids_BT) / config.algo.minibatches
+    micros = len(run.batch.rows.rows.tokens.ids_BT) / config.algo.minibatches
     calls = {"gradients": micros, "critic": micros, "optimiser": 1}
     found = {n: hlo.traffic(programs[n].compile().as_text(), TWO_HOSTS) for n in calls}
     across = sum(n * found[name].moved(across=True).payload for name, n in calls.items())
@@ -118,7 +118,7 @@ def test_hosts_exchange_gradients_and_never_the_base(mesh, layers):
 def test_a_plan_counts_no_microbatch_that_has_no_rows():
     batch = run_of(settings(algo=Appo(episodes=32, microbatch_tokens=512))).batch
     assert batch.prompts is not None
-    for rows in (batch.rows[MAIN], batch.prompts[MAIN].rows):
+    for rows in (small.rows_of(batch), batch.parts[MAIN].prompts.rows):
         assert len(rows.actions.mask_BA) > 4 and (rows.actions.mask_BA > 0).any((1, 2)).all()
 
 

@@ -21,7 +21,7 @@ from marft_jax.extras.gateway.tinker.order import Numbered, Worker, Working
 from marft_jax.extras.gateway.tinker.sessions import Sessions
 from marft_jax.extras.gateway.tinker.store import ANSWER, EPHEMERAL, LOST, Saved, Store, expiry
 from marft_jax.policy import Adapter
-from marft_jax.policy.gradients import Sums
+from marft_jax.policy.gradients import GradientSums
 from marft_jax.policy.optimiser import Adam
 from marft_jax.policy.policy import Policy
 
@@ -53,7 +53,7 @@ class Model:
 
     facts: dict[str, Any]
     policy: Policy | None = None
-    sums: Sums | None = None
+    sums: GradientSums | None = None
     calls: Numbered = dataclasses.field(default_factory=Numbered)
     used: float = 0.0
     lock: threading.RLock = dataclasses.field(default_factory=threading.RLock)

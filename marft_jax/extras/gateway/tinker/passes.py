@@ -14,7 +14,7 @@ from marft_jax.errors import BadInput
 from marft_jax.extras.gateway.tinker import wire
 from marft_jax.extras.gateway.tinker.wire import Given, Pass
 from marft_jax.policy import Datum, losses
-from marft_jax.policy.gradients import Sums
+from marft_jax.policy.gradients import GradientSums
 from marft_jax.policy.objective import Loss
 from marft_jax.policy.policy import Policy
 
@@ -139,8 +139,8 @@ def _example(kind: _Kind, settings: Mapping[str, Any], given: Given, vocabulary:
 
 
 def run(
-    policy: Policy, sums: Sums | None, asked: Pass, examples: Sequence[Example]
-) -> Generator[int, None, tuple[Sums | None, bytes]]:
+    policy: Policy, sums: GradientSums | None, asked: Pass, examples: Sequence[Example]
+) -> Generator[int, None, tuple[GradientSums | None, bytes]]:
     """Runs a call piece by piece; yields the tokens of each, and returns (sums, the answer).
 
     Pieces follow from the call's own data alone.
@@ -149,15 +149,18 @@ def run(
     for piece in _pieces(examples):
         data = [one.datum for one in piece]
         if asked.loss == "gspo":
-            data = [*map(_with_ratio, piece, verbs.forward(policy, data))]
+            found = verbs.forward(policy, verbs.pack(policy, data))
+            data = [*map(_with_ratio, piece, found)]
+        packed = verbs.pack(policy, data)
         if asked.forward_only:
-            found = verbs.forward(policy, data)
+            found = verbs.forward(policy, packed)
             told = [
                 np.asarray(loss(jnp.asarray(x), _numbers(d)))
                 for x, d in zip(found, data, strict=True)
             ]
         else:
-            sums, learned = verbs.forward_backward(policy, data, loss, sums)
+            sums, results = verbs.forward_backward(policy, packed, loss, sums)
+            learned = results.by_datum()
             found, told = [one.logprobs for one in learned], [one.losses for one in learned]
         for own, datum in zip(told, data, strict=True):
             weights = datum.inputs.get("weights", np.ones(len(own)))

@@ -142,13 +142,15 @@ def scored(policy: Policy, asked: Asked, completions: Sequence[Completion]) -> W
 def _forward(policy: Policy, ids: Any, at: Any, targets: Any) -> np.ndarray:
     if not len(targets):
         return np.zeros(0, np.float32)
-    return verbs.forward(policy, [Datum.of(0, ids, at, targets)])[0]
+    return verbs.forward(policy, verbs.pack(policy, [Datum.of(0, ids, at, targets)]))[0]
 
 
 def _top(policy: Policy, ids: Any, at: Any, targets: Any, k: int, heat: float = 1.0) -> Top:
     if not len(targets):
         return np.zeros((0, k), np.int32), np.zeros((0, k), np.float32)
-    return verbs.top(policy, [Datum.of(0, ids, at, targets, temperature=heat)], k)[0]
+    return verbs.top(
+        policy, verbs.pack(policy, [Datum.of(0, ids, at, targets, temperature=heat)]), k
+    )[0]
 
 
 def _draws(policy: Policy, asked: Asked, k: int) -> Top:
