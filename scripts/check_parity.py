@@ -32,7 +32,7 @@ from marft_jax import cli
 from marft_jax import config as config_lib
 from marft_jax.errors import BadInput, described
 from marft_jax.learning.algorithms import find_algorithm
-from marft_jax.learning.batch import Batch, microbatches
+from marft_jax.learning.batch import Batch
 from marft_jax.learning.learner import Learner
 from marft_jax.learning.settings import resolve
 from marft_jax.models import decoder, lora
@@ -40,6 +40,7 @@ from marft_jax.models.ops import platforms
 from marft_jax.parallel import mesh as mesh_lib
 from marft_jax.parallel import processes
 from marft_jax.policy.logprobs import action_logprobs
+from marft_jax.policy.rows import microbatches
 from marft_jax.types import MAIN, Episode, StepResult
 
 FILE = Path(__file__).with_suffix(".json")

@@ -93,8 +93,8 @@ class Chain(NamedTuple):
 
     def agent_means(self, in_order: Sequence[np.ndarray], agents: int) -> np.ndarray:
         """Means over the numbers of each agent's turns, ``[P]``; 0 without any."""
-        first = np.cumsum(self.lengths) - self.lengths
-        acted = self.agent_EJ[self.mask_EJ > 0][first]
+        first = np.cumsum(self.lengths) - np.asarray(self.lengths)
+        acted = np.asarray(self.agent_EJ)[self.mask_EJ > 0][first]
         total_P = np.bincount(acted, [x.sum() for x in in_order], agents)
         return total_P / np.maximum(np.bincount(acted, list(map(len, in_order)), agents), 1)
 

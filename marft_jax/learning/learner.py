@@ -204,7 +204,7 @@ class Learner:
             found = verbs.read_critic(policy, spec, state.critic[base], read)
             known = known._replace(of_critic=found[0], values=found[1], reference=found[2])
         if settings.reference != "none" and known.reference is None:
-            adapters = policy.state.reference if settings.reference == "start" else {}
+            adapters = policy.state.reference or {}
             reference = verbs.forward(self._policy(base, PolicyState(adapters, ())), packed)
             known = known._replace(reference=reference)
         if settings.correction != "none" and base in self._team.learning_bases:
@@ -223,7 +223,9 @@ class Learner:
             for base, part in parts.items()
         }
 
-    def _estimate(self, state: TrainState, batch: Batch, known: _Known) -> tuple[Estimates, float]:
+    def _estimate(
+        self, state: TrainState, batch: Batch, known: Mapping[str, _Known]
+    ) -> tuple[Estimates, float]:
         """Computes advantages and returns, on the host; also fetches the scale of the rates."""
         taught_EJ = None
         if batch.taught is not None and self._teaching is not None:

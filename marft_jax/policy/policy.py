@@ -93,7 +93,9 @@ class Packed(NamedTuple):
     mesh: Mesh
     parts: tuple[Part, ...]
 
-    def microbatches(self, blocks: Sequence[int] | None = None) -> Iterator[tuple[Part, int]]:
+    def microbatches(
+        self, blocks: Sequence[int] | np.ndarray | None = None
+    ) -> Iterator[tuple[Part, int]]:
         """Each microbatch: its part, and its number there; None: of all blocks."""
         for part in self.parts:
             of_blocks = np.arange(len(part.rows)).reshape(part.host.blocks, -1)
@@ -138,8 +140,9 @@ class Packed(NamedTuple):
             }
 
         mask = part.host.rows.decision_mask(level)
-        units, tokens = in_rows(of_data[0], level), in_rows(of_data[1], "token")
-        inputs = Inputs({"weights": mask, "counts": np.zeros_like(mask), **units}, tokens)
+        of_units, of_tokens = of_data
+        units: Any = {"weights": mask, "counts": np.zeros_like(mask), **in_rows(of_units, level)}
+        inputs = Inputs(units, in_rows(of_tokens, "token"))
         put = mesh_lib.put(microbatches(inputs), mesh_lib.rows(self.mesh))
         return part._replace(inputs=put)
 
@@ -270,7 +273,7 @@ def forward_backward(
     sums: GradientSums | None = None,
     *,
     labels: int | None = None,
-    blocks: Sequence[int] | None = None,
+    blocks: Sequence[int] | np.ndarray | None = None,
     check: Callable[[], object] = lambda: None,
 ) -> tuple[GradientSums, Results]:
     """Gradient sums of each adapter: Σ over the units of its data of weight · loss.
@@ -359,7 +362,7 @@ def critic_backward(
     critic: Critic,
     packed: Packed,
     *,
-    blocks: Sequence[int] | None = None,
+    blocks: Sequence[int] | np.ndarray | None = None,
     check: Callable[[], object] = lambda: None,
 ) -> CriticSums:
     """Gradient sums of a critic's loss over data that carry what it reads; see
