@@ -151,7 +151,8 @@ def describe(
     )
     settings = resolve(config, {MAIN: (config.model.base, model)})
     objective, agents = objective_of(settings, algorithm), len(team.profiles)
-    init, _ = learner_lib.compiled(settings, {MAIN: model}, team, objective, mesh)
+    configs = dict.fromkeys(team.adapters, model)
+    init, _ = learner_lib.compiled(settings, configs, team, objective, mesh)
     critic = None
     if settings.critic is not None:
         critic = programs.of_critic(mesh, critic_of(settings, algorithm, graphdef, agents))

@@ -118,7 +118,7 @@ def test_hosts_exchange_gradients_and_never_the_base(mesh, layers):
 def test_a_plan_counts_no_microbatch_that_has_no_rows():
     batch = run_of(settings(algo=Appo(episodes=32, microbatch_tokens=512))).batch
     assert batch.prompts is not None
-    for rows in (small.rows_of(batch), batch.parts[MAIN].prompts.rows):
+    for rows in (batch.rows.rows, batch.prompts.rows):
         assert len(rows.actions.mask_BA) > 4 and (rows.actions.mask_BA > 0).any((1, 2)).all()
 
 
