@@ -19,12 +19,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 
 if TYPE_CHECKING:
     import jax
+
+
+Level = Literal["action", "token"]
+"""Where a decision lives: a turn, or each token of its action."""
 
 
 class Sampling(NamedTuple):

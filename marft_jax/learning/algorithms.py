@@ -20,7 +20,7 @@ from marft_jax.learning.normalizers import NORMALIZERS, check_shape, find_normal
 from marft_jax.learning.siblings import inverse_chances
 from marft_jax.plugins import load_plugin, shown
 from marft_jax.policy import losses
-from marft_jax.policy.rows import Level
+from marft_jax.types import Level
 
 
 class Algorithm(NamedTuple):

@@ -18,10 +18,9 @@ from marft_jax.learning.minibatches import balance_blocks, blocks_of
 from marft_jax.learning.team_data import TeamData, TurnKey, data_of
 from marft_jax.policy.data import Datum
 from marft_jax.policy.packing import PackedRows, pack_rows
-from marft_jax.policy.rows import Level
 from marft_jax.random_keys import Stream
 from marft_jax.sampling.constraints import Constraint
-from marft_jax.types import MAIN, Episode, Turn
+from marft_jax.types import MAIN, Episode, Level, Turn
 
 ByBase: TypeAlias = Mapping[str, Sequence[np.ndarray]]
 """Numbers of each datum, by base."""

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from marft_jax.learning.team_data import TurnKey
-from marft_jax.policy.rows import Level
-from marft_jax.types import Episode, Turn
+from marft_jax.types import Episode, Level, Turn
+
+TurnKey: TypeAlias = tuple[int, int]
+"""(number of an episode, number of a turn in it)."""
 
 
 class OfTurn(NamedTuple):

@@ -38,10 +38,9 @@ from marft_jax.policy.logprobs import dtype_of
 from marft_jax.policy.objective import Objective
 from marft_jax.policy.optimiser import Adam, PolicyState, adam
 from marft_jax.policy.policy import Packed, Policy
-from marft_jax.policy.rows import Level
 from marft_jax.sampling.constraints import Constraint, constraint_of, forms_of
 from marft_jax.team.prompts import Team
-from marft_jax.types import Episode, Turn
+from marft_jax.types import Episode, Level, Turn
 
 
 class Learner:

@@ -8,18 +8,15 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 import numpy as np
 
+from marft_jax.learning.chain import TurnKey
 from marft_jax.policy.data import Datum
 from marft_jax.policy.forbidden import forbidden_by
-from marft_jax.policy.rows import Level
 from marft_jax.sampling.constraints import Constraint, masks_of
-from marft_jax.types import Episode, Turn
-
-TurnKey: TypeAlias = tuple[int, int]
-"""(number of an episode, number of a turn in it)."""
+from marft_jax.types import Episode, Level, Turn
 
 
 class TeamData(NamedTuple):

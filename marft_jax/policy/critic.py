@@ -23,7 +23,8 @@ from marft_jax.models.decoder import Base
 from marft_jax.models.decoder_config import DecoderConfig
 from marft_jax.policy import logprobs
 from marft_jax.policy.logprobs import Graph
-from marft_jax.policy.rows import Level, Rows
+from marft_jax.policy.rows import Rows
+from marft_jax.types import Level
 
 ValueLoss = Callable[[jax.Array, Mapping[str, jax.Array]], jax.Array]
 """(values of units, numbers of units by name) to one loss for each unit. The names are those that

@@ -14,7 +14,8 @@ from marft_jax.models import decoder, lora
 from marft_jax.models.ops.products import times
 from marft_jax.models.ops.reductions import log_softmax, total
 from marft_jax.models.vocabulary import Vocabulary
-from marft_jax.policy.rows import Level, Rows
+from marft_jax.policy.rows import Rows
+from marft_jax.types import Level
 
 Graph = nnx.GraphDef[decoder.Decoder]
 _Scores = tuple[jax.Array, jax.Array]  # (log-prob, entropy) of each target

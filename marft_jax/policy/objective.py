@@ -15,7 +15,8 @@ import jax.numpy as jnp
 from marft_jax.errors import BadInput
 from marft_jax.plugins import shown
 from marft_jax.policy import logprobs, losses
-from marft_jax.policy.rows import Level, Rows
+from marft_jax.policy.rows import Rows
+from marft_jax.types import Level
 
 Loss = Callable[[jax.Array, Mapping[str, jax.Array]], jax.Array]
 """(log-probs of units, numbers of units by name) to one loss for each unit. The names are those of

@@ -12,7 +12,8 @@ import numpy as np
 from marft_jax.parallel.ladder import bucket, round_up
 from marft_jax.policy.data import Datum
 from marft_jax.policy.forbidden import Forbidden, joined
-from marft_jax.policy.rows import Level, Rows, empty_rows, fill_row
+from marft_jax.policy.rows import Rows, empty_rows, fill_row
+from marft_jax.types import Level
 
 # Width of a row, as a multiple of the model's width, at which attention costs as much as all other
 # products: 2.3 on a CPU; 4, because wide rows have less padding.

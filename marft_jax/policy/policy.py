@@ -29,7 +29,8 @@ from marft_jax.policy.gradients import CriticSums, GradientSpec, GradientSums
 from marft_jax.policy.objective import LOSSES, Inputs, Loss, Objective
 from marft_jax.policy.optimiser import Adam, PolicyState
 from marft_jax.policy.packing import PackedRows, pack_rows
-from marft_jax.policy.rows import Level, Rows, microbatches
+from marft_jax.policy.rows import Rows, microbatches
+from marft_jax.types import Level
 
 _TOKENS = 8192  # in one forward and backward pass
 

@@ -8,7 +8,7 @@ reads what it would read in a row of its own. Only action tokens have a loss.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Generic, Literal, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import jax
 import numpy as np
@@ -16,8 +16,8 @@ import numpy as np
 from marft_jax.parallel.ladder import round_up
 from marft_jax.policy.data import Datum
 from marft_jax.policy.forbidden import Forbidden
+from marft_jax.types import Level
 
-Level = Literal["action", "token"]
 Array = TypeVar("Array", bound=np.ndarray | jax.Array)
 
 

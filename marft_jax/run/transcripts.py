@@ -14,9 +14,8 @@ from marft_jax.errors import printable
 from marft_jax.learning.chain import chains_of
 from marft_jax.learning.estimates import Estimates
 from marft_jax.models.tokenizers.pieces import pieces
-from marft_jax.policy.rows import Level
 from marft_jax.rollout.collect import Collected
-from marft_jax.types import Episode, FailedEpisode, Played, StepResult, Turn
+from marft_jax.types import Episode, FailedEpisode, Level, Played, StepResult, Turn
 
 
 class Decode(Protocol):

@@ -36,9 +36,9 @@ from marft_jax.policy.gradients import GradientSpec
 from marft_jax.policy.objective import Inputs
 from marft_jax.policy.optimiser import adam
 from marft_jax.policy.packing import PackedRows
-from marft_jax.policy.rows import Level, microbatches
+from marft_jax.policy.rows import microbatches
 from marft_jax.team.prompts import Team
-from marft_jax.types import MAIN
+from marft_jax.types import MAIN, Level
 
 
 class Compiled(NamedTuple):
