@@ -77,7 +77,7 @@ def is_run(run: Path) -> bool:
     Raises:
         BadInput: the folder holds something else, which a run would mix with its own files.
     """
-    if not run.is_dir() or not os.access(run, os.R_OK | os.X_OK):
+    if not os.path.isdir(run) or not os.access(run, os.R_OK | os.X_OK):
         return False
     there = {path.name for path in run.iterdir() if holds_something(path)}
     began = _is_resolved(run / "config.yaml") or any(run.glob("checkpoints/*/meta.json"))
