@@ -197,10 +197,8 @@ def check_local(what: str, path: object, *, is_run: bool = False) -> None:
         is_run: it is a run directory, which object storage can hold.
     """
     if _ADDRESS.match(str(path).strip()) and not (is_run and is_address(path)):
-        wanted = "expected a path on this machine"
-        wanted += ", or an address as s3://BUCKET/PATH" if is_run else ""
-        how = "" if is_run else "; name a local path, and copy it from there"
-        raise BadInput(f"{what}: {wanted}, got {str(path)!r:.80}{how}")
+        how = "an address is s3://BUCKET/PATH" if is_run else "name one, and copy it from there"
+        raise BadInput(f"{what}: expected a path on this machine, got {str(path)!r:.80}; {how}")
 
 
 def is_address(run: object) -> bool:
