@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from marft_jax.cli import configure as configure
     from marft_jax.cli import configure_run as configure_run
-    from marft_jax.config import Config as Config
     from marft_jax.errors import BadInput as BadInput
     from marft_jax.errors import RunFailed as RunFailed
     from marft_jax.extras.gateway.tinker.client import Client as Client
@@ -30,6 +29,7 @@ if TYPE_CHECKING:
     from marft_jax.run.imitation import imitate_team as imitate_team
     from marft_jax.run.loaded_team import LoadedTeam as LoadedTeam
     from marft_jax.run.loop import train_team as train_team
+    from marft_jax.settings.config import Config as Config
     from marft_jax.types import TrainedStep as TrainedStep
 
 
@@ -50,7 +50,8 @@ __version__ = "0.1.0"
 if not TYPE_CHECKING:
     _HOMES = dict(
         Client="extras.gateway.tinker.client",
-        LoadedTeam="run.loaded_team", configure="cli", configure_run="cli", Config="config",
+        LoadedTeam="run.loaded_team", configure="cli", configure_run="cli",
+        Config="settings.config",
         BadInput="errors", RunFailed="errors", evaluate_team="run.evaluating",
         Wanted="run.imitation", imitate_team="run.imitation", read_run="extras.report.reading",
         train_team="run.loop", TrainedStep="types",

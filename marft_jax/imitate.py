@@ -20,7 +20,7 @@ from typing import NoReturn
 
 from marft_jax import cli
 from marft_jax.learning.settings import Imitation
-from marft_jax.setting import check_local
+from marft_jax.settings.setting import check_local
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:

@@ -47,10 +47,10 @@ from rich.console import Console
 from rich.table import Table
 
 from marft_jax import cli
-from marft_jax import config as config_lib
 from marft_jax.parallel import mesh as mesh_lib
 from marft_jax.parallel import processes
 from marft_jax.run.metrics import peak_bytes
+from marft_jax.settings import config as config_lib
 
 
 class Limits(NamedTuple):

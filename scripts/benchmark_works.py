@@ -14,7 +14,6 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from marft_jax import config as config_lib
 from marft_jax.cli import configure
 from marft_jax.engine.compiled import Shape
 from marft_jax.engine.engine import Engine
@@ -32,6 +31,7 @@ from marft_jax.parallel import mesh as mesh_lib
 from marft_jax.sampling.bases import SamplerOfBases
 from marft_jax.sampling.constraints import forms_of
 from marft_jax.sampling.protocol import Completion, Request, Sampler
+from marft_jax.settings import config as config_lib
 from marft_jax.team.assemble import make_team
 from marft_jax.team.bases import Base
 from marft_jax.team.profiles import Profile

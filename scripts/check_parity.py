@@ -29,7 +29,6 @@ from benchmark_works import Bench, dealt, open_base, play, turn_of
 from parity_operations import apart, attention_here, mesh, operation, rows_attended
 
 from marft_jax import cli
-from marft_jax import config as config_lib
 from marft_jax.errors import BadInput, described
 from marft_jax.learning.algorithms import find_algorithm
 from marft_jax.learning.batch import Batch
@@ -41,6 +40,7 @@ from marft_jax.parallel import mesh as mesh_lib
 from marft_jax.parallel import processes
 from marft_jax.policy.logprobs import action_logprobs
 from marft_jax.policy.rows import microbatches
+from marft_jax.settings import config as config_lib
 from marft_jax.types import MAIN, Episode, StepResult
 
 FILE = Path(__file__).with_suffix(".json")

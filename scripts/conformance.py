@@ -427,9 +427,9 @@ def recorded(file: Path) -> dict[str, dict[str, Any]]:
 def write_base(folder: Path) -> None:
     import jax.numpy as jnp
 
-    from marft_jax.config import Model
     from marft_jax.extras.export import huggingface
     from marft_jax.models.weights.load import load_base
+    from marft_jax.settings.config import Model
 
     base = load_base(Model(base="tiny"), lambda axes, array: jnp.asarray(array))
     huggingface.write_model(folder, base, {}, 1.0, {})

@@ -124,8 +124,8 @@ def describe_machine() -> dict[str, Any]:
     """Versions and devices. It starts JAX, so it is called in a process of its own."""
     import jax
 
-    from marft_jax.config import Mesh
     from marft_jax.parallel import processes
+    from marft_jax.settings.config import Mesh
 
     processes.start(Mesh())
     device = jax.devices()[0]

@@ -9,13 +9,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from marft_jax import config as config_lib
 from marft_jax.models.ops import blocks, platforms
 from marft_jax.models.ops.attention import KV, causal_attention
 from marft_jax.models.ops.attention_choice import attention_on
 from marft_jax.models.ops.experts import Stack
 from marft_jax.models.ops.products import product
 from marft_jax.parallel import mesh as mesh_lib
+from marft_jax.settings import config as config_lib
 
 
 @functools.cache

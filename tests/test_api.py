@@ -16,10 +16,10 @@ from run_files import lines_of, write_run
 import marft_jax
 from marft_jax import cli, plugins
 from marft_jax.cli import configure
-from marft_jax.config import Config, Run
 from marft_jax.envs.datasets import load
 from marft_jax.errors import BadInput
 from marft_jax.learning.settings import Grpo
+from marft_jax.settings.config import Config, Run
 from marft_jax.team import Blueprint, Profile, State, Step
 from marft_jax.team.workflows import sequential
 from marft_jax.types import StepResult

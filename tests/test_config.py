@@ -10,13 +10,13 @@ import re
 import pytest
 import yaml
 
-from marft_jax import config as config_lib
-from marft_jax import sections, setting
-from marft_jax.cli import configure, parse
-from marft_jax.config import Config, dump
+from marft_jax.cli import configure, parse, sections
 from marft_jax.envs import base as envs
 from marft_jax.errors import BadInput, exit_with
 from marft_jax.learning.settings import SETTINGS, Appo
+from marft_jax.settings import config as config_lib
+from marft_jax.settings import setting
+from marft_jax.settings.config import Config, dump
 from marft_jax.team import team_files
 from marft_jax.team.team_files import dump_team, load_team
 from marft_jax.types import Sampling

@@ -9,11 +9,13 @@ from pathlib import Path
 import pytest
 import small
 
-from marft_jax import cli, setting, unread
-from marft_jax import config as config_lib
+from marft_jax import cli
+from marft_jax.cli import unused_settings
 from marft_jax.envs import base as envs
 from marft_jax.errors import BadInput
 from marft_jax.learning.settings import SETTINGS, Appo, resolve, resolved
+from marft_jax.settings import config as config_lib
+from marft_jax.settings import setting
 from marft_jax.types import MAIN
 
 ROWS = ["--env.name", "math"]
@@ -163,9 +165,9 @@ def test_a_setting_is_named_where_nothing_reads_it_and_taken_where_it_is_read(ke
     given = [f"--{key}", other_value(key, reads)]
     taken = cli.parse([*reads, *given])
     assert setting.get(taken, key) != setting.get(cli.parse(reads), key)
-    assert unread.warning(taken) == ""
+    assert unused_settings.warning(taken) == ""
     flags = [word.format(tmp=here) for word in UNREAD.get(key, [])]
-    warning = unread.warning(cli.parse([*flags, *given]))
+    warning = unused_settings.warning(cli.parse([*flags, *given]))
     assert warning.startswith("this run does not read ") and "\n" not in warning
     assert f"--{key} {given[1]} (it needs " in warning and len(warning) < 300
 
@@ -180,12 +182,12 @@ def test_keys_of_a_team_file_that_nothing_reads_are_named(here):
         "  - {name: a, adapter: x, reward: solver}\n  - {name: b, adapter: x, answers: true}\n"
     )
     flags = ["--team.file", str(here / "keys.yaml"), "--lora.mode", "shared"]
-    warning = unread.warning(cli.parse(flags))
+    warning = unused_settings.warning(cli.parse(flags))
     keys = "the team file's nodes", "the team file's judge", "agent a's adapter", "agent a's reward"
     assert all(f"{key} (it needs --" in warning for key in keys)
     reads = "--team.workflow mine:flow --algo.credit per_step --lora.mode per_agent".split()
-    assert unread.warning(cli.parse([*flags, *reads])) == ""
-    assert unread.warning(cli.parse([*flags, "--algo.name", "imitation"])) == ""
+    assert unused_settings.warning(cli.parse([*flags, *reads])) == ""
+    assert unused_settings.warning(cli.parse([*flags, "--algo.name", "imitation"])) == ""
 
 
 COMMANDS = {
@@ -204,7 +206,7 @@ def test_each_command_takes_each_shipped_file_and_names_once_what_it_does_not_re
 ):
     plays, flags = command in ("evaluate", "chat", "serve"), ["--config", str(file)]
     flags += ["--algo.kl_moves", "3"] if command != "imitate" else ["--rollout.lag", "1"]
-    unread.log("" if plays else unread.warning(COMMANDS[command](flags)))
+    unused_settings.log("" if plays else unused_settings.warning(COMMANDS[command](flags)))
     if plays:
         COMMANDS[command](flags)
     [record] = caplog.records
@@ -215,9 +217,10 @@ def test_each_command_takes_each_shipped_file_and_names_once_what_it_does_not_re
 
 def test_settings_of_a_critic_are_named_for_an_algorithm_of_ones_own_without_one(here):
     (here / "mine.py").write_text(
-        "from marft_jax.config import Algo\n\n\nclass PLAIN:\n    settings = Algo\n"
+        "from marft_jax.settings.config import Algo\n\n\nclass PLAIN:\n    settings = Algo\n"
     )
-    warning = unread.warning(cli.parse(["--algo.name", "mine:PLAIN", "--critic.lr", "0.1"]))
+    config = cli.parse(["--algo.name", "mine:PLAIN", "--critic.lr", "0.1"])
+    warning = unused_settings.warning(config)
     assert "--critic.lr 0.1 (it needs algo.has_critic)" in warning
 
 
@@ -226,16 +229,16 @@ def test_settings_of_a_critic_are_named_for_an_algorithm_of_ones_own_without_one
 def test_agents_that_set_everything_themselves_leave_nothing_to_name(command, base, here, caplog):
     """The length of actions follows from the base, so that nobody gave it."""
     flags = ["--model.base", base, "--team.file", str(here / "all.yaml")]
-    assert unread.warning(COMMANDS[command](flags)) == ""
+    assert unused_settings.warning(COMMANDS[command](flags)) == ""
     given = COMMANDS[command]([*flags, "--team.max_new_tokens", "7", "--team.top_k", "4"])
-    assert unread.warning(given).count("(it needs agents.") == 2
+    assert unused_settings.warning(given).count("(it needs agents.") == 2
 
 
 @pytest.mark.parametrize("base", ["tiny", "Qwen/Qwen3-4B"])
 def test_a_length_that_a_saved_run_had_from_its_base_was_not_given(base, here):
     config = cli.parse(["--model.base", base, "--team.file", str(here / "all.yaml")])
     (here / "config.yaml").write_text(config_lib.dump(config))
-    assert unread.warning(cli.parse(["--config", str(here / "config.yaml")])) == ""
+    assert unused_settings.warning(cli.parse(["--config", str(here / "config.yaml")])) == ""
 
 
 def test_the_devices_that_only_play_are_named_where_nothing_is_learned(caplog):
@@ -280,7 +283,7 @@ def test_what_a_later_choice_makes_unknown_is_dropped_and_else_it_is_refused(tmp
 
 def test_an_evaluation_reads_what_evaluations_read():
     config = cli.parse_run(None, None, ["--eval.temperature", "0.7"])
-    assert config.eval.temperature == 0.7 and unread.warning(config, evaluates=True) == ""
+    assert config.eval.temperature == 0.7 and unused_settings.warning(config, evaluates=True) == ""
 
 
 @pytest.fixture
@@ -307,7 +310,7 @@ def test_a_run_that_continues_takes_its_saved_settings_and_flags_on_top(run):
     assert config.team.file == str(run / "team.yaml")
     assert config.mesh == config_lib.Mesh()  # who computes with whom is not the run's
     changed = cli.parse_training(["--run.dir", str(run), "--team.workflow", "sequential"])
-    assert "--team.rounds 3 (it needs --team.workflow debate" in unread.warning(changed)
+    assert "--team.rounds 3 (it needs --team.workflow debate" in unused_settings.warning(changed)
     other = ["--algo.name", "reinforce", "--algo.baseline", "role"]
     assert cli.parse_training(["--run.dir", str(run), *other]).algo.lr == 0.5
 

@@ -21,20 +21,19 @@ from marft_jax import __main__ as marft
 from marft_jax import (
     chat,
     cli,
-    config,
     evaluate,
     export,
     imitate,
     plan,
     plugins,
     report,
-    setting,
     train,
 )
 from marft_jax.errors import BadInput, RunFailed, printable
 from marft_jax.learning import checking
 from marft_jax.plugins import load_plugin
 from marft_jax.run import directory, transcripts
+from marft_jax.settings import config, setting
 from marft_jax.team.profiles import BUILT_IN
 from marft_jax.team.team_files import Blueprint
 

@@ -11,10 +11,10 @@ import pytest
 import real_bases
 
 from marft_jax import cli, evaluate, imitate, train
-from marft_jax.config import Mesh
 from marft_jax.errors import BadInput, logged_to
 from marft_jax.run import models, saving
 from marft_jax.run.reporters import open_reporter
+from marft_jax.settings.config import Mesh
 
 pytestmark = pytest.mark.usefixtures("one_device")
 

@@ -9,7 +9,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from marft_jax import cli, config
+from marft_jax import cli
+from marft_jax.settings import config
 from marft_jax.team import team_files
 
 TOP_LEVEL = {"marft_jax", "configs", "scripts", "tests", "setup.py", "README.md", "LICENSE"}

@@ -22,12 +22,13 @@ import small
 import yaml
 from scripted import Scripted
 
-from marft_jax import cli, setting
+from marft_jax import cli
 from marft_jax.background import DaemonThreads
 from marft_jax.envs.base import BUILT_IN
 from marft_jax.learning.algorithms import Algorithm
 from marft_jax.learning.settings import SETTINGS, Appo
 from marft_jax.rollout.rollout import Rollout
+from marft_jax.settings import setting
 from marft_jax.team.team_files import load_team
 
 ROOT = Path(__file__).resolve().parent.parent

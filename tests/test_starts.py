@@ -15,8 +15,8 @@ import pytest
 import real_bases
 import yaml
 
-from marft_jax import chat, check, cli, evaluate, export, imitate, plan, train, unread
-from marft_jax.config import Config, dump
+from marft_jax import chat, check, cli, evaluate, export, imitate, plan, train
+from marft_jax.cli import unused_settings
 from marft_jax.errors import BadInput
 from marft_jax.extras.gateway.command import open_app
 from marft_jax.learning.settings import Imitation
@@ -26,7 +26,8 @@ from marft_jax.run.models import TeamModels, open_models
 from marft_jax.run.samplers import open_sampler
 from marft_jax.run.states import make_learner
 from marft_jax.sampling.bases import SamplerOfBases
-from marft_jax.setting import replaced
+from marft_jax.settings.config import Config, dump
+from marft_jax.settings.setting import replaced
 from marft_jax.team.team_files import load_team
 
 pytestmark = pytest.mark.usefixtures("one_device")
@@ -181,7 +182,8 @@ def test_what_agents_say_themselves_and_what_follows_from_the_base_go_together(
     start = opened(config)
     expected = [sampled(own if i in who else of_team) for i in range(2)]
     assert [getattr(s, name) for s in start.team.sampling] == expected
-    assert (f"--team.{name} " in unread.warning(config)) == (len(who) == 2)  # nobody reads it
+    is_named = f"--team.{name} " in unused_settings.warning(config)
+    assert is_named == (len(who) == 2)  # nobody reads it
 
 
 TWO = """

@@ -189,7 +189,7 @@ def test_a_study_with_a_fault_is_one_line(study, tmp_path, change, line):
 
 
 def test_the_shipped_studies_are_of_settings_that_exist(study, repository):
-    from marft_jax import setting
+    from marft_jax.settings import setting
 
     kinds = [cli.parse(["--algo.name", name]) for name in SETTINGS]
     kinds.append(cli.parse(["--env.name", "configs.studies.relay:Relay"]))

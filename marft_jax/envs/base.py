@@ -23,7 +23,6 @@ from typing import Any, Literal, NamedTuple, Protocol, cast
 from pydantic import TypeAdapter, ValidationError
 
 from marft_jax.background import finished
-from marft_jax.config import EnvSettings
 from marft_jax.errors import BadInput
 from marft_jax.plugins import (
     EXTRAS,
@@ -34,7 +33,8 @@ from marft_jax.plugins import (
     settings_of,
     shown,
 )
-from marft_jax.setting import Count, Fraction
+from marft_jax.settings.config import EnvSettings
+from marft_jax.settings.setting import Count, Fraction
 from marft_jax.types import StepResult, Turn, without_thinking
 
 Split = Literal["train", "eval"]

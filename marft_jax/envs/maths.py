@@ -17,7 +17,7 @@ from marft_jax.envs.grading import GradingPool
 from marft_jax.envs.grading.compare import is_letter
 from marft_jax.envs.rewards import RowAnswer, weighted_sum
 from marft_jax.errors import BadInput
-from marft_jax.setting import Seconds
+from marft_jax.settings.setting import Seconds
 
 _MARKED_LETTER = re.compile(
     r"[(\[{*]\s*[A-J]\s*[)\]}*]|^\W*[A-J](?:[).:]|\W*$)"

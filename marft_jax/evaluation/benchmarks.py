@@ -14,11 +14,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from marft_jax.config import Config
 from marft_jax.envs.base import BUILT_IN, settings_type
 from marft_jax.envs.datasets.rows import SUFFIXES
 from marft_jax.errors import BadInput
 from marft_jax.evaluation.scores import passes
+from marft_jax.settings.config import Config
 
 
 class Benchmark(NamedTuple):

@@ -14,11 +14,11 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from marft_jax.config import Lora as LoraSettings
 from marft_jax.errors import BadInput
 from marft_jax.interop import peft
 from marft_jax.models.decoder_config import DecoderConfig
 from marft_jax.models.lora import Adapters, matrix_of, shape_of
+from marft_jax.settings.config import Lora as LoraSettings
 from marft_jax.team.prompts import Team
 
 

@@ -8,7 +8,6 @@ from typing import Any, NamedTuple, get_args
 import jax
 import numpy as np
 
-from marft_jax.config import Algo, Branching, Update
 from marft_jax.errors import BadInput
 from marft_jax.learning import settings as kinds
 from marft_jax.learning.advantages import place_advantage, returns_to_go
@@ -20,6 +19,7 @@ from marft_jax.learning.normalizers import NORMALIZERS, check_shape, find_normal
 from marft_jax.learning.siblings import inverse_chances
 from marft_jax.plugins import load_plugin, shown
 from marft_jax.policy import losses
+from marft_jax.settings.config import Algo, Branching, Update
 from marft_jax.types import Level
 
 

@@ -12,7 +12,6 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 from marft_jax import random_keys
-from marft_jax.config import Update
 from marft_jax.learning.chain import Chain, make_chain
 from marft_jax.learning.minibatches import balance_blocks, blocks_of
 from marft_jax.learning.team_data import TeamData, TurnKey, data_of
@@ -20,6 +19,7 @@ from marft_jax.policy.data import Datum
 from marft_jax.policy.packing import PackedRows, pack_rows
 from marft_jax.random_keys import Stream
 from marft_jax.sampling.constraints import Constraint
+from marft_jax.settings.config import Update
 from marft_jax.types import MAIN, Episode, Level, Turn
 
 ByBase: TypeAlias = Mapping[str, Sequence[np.ndarray]]

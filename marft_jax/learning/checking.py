@@ -5,11 +5,11 @@ Nothing here imports JAX, so that errors come at once.
 
 from __future__ import annotations
 
-from marft_jax.config import Algo, Branching, Config, Rollout
 from marft_jax.errors import BadInput
 from marft_jax.learning.normalizers import find_normalizer
 from marft_jax.learning.settings import Distill
 from marft_jax.learning.step_rewards import find_step_reward
+from marft_jax.settings.config import Algo, Branching, Config, Rollout
 from marft_jax.team.profiles import Profile
 from marft_jax.team.team_files import Blueprint, load_team
 from marft_jax.team.workflows import find_workflow

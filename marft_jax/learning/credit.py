@@ -19,13 +19,13 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from marft_jax.config import Algo
 from marft_jax.errors import BadInput
 from marft_jax.learning.advantages import place_advantage, returns_to_go
 from marft_jax.learning.chain import Chain, chain_of_turns
 from marft_jax.learning.siblings import sibling_advantage, solo_advantage
 from marft_jax.learning.step_rewards import StepReward, find_step_reward
 from marft_jax.plugins import failure_of, number_of
+from marft_jax.settings.config import Algo
 from marft_jax.types import Credit, Episode, Turn
 
 if TYPE_CHECKING:

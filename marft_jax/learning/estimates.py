@@ -13,7 +13,6 @@ from typing import NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
-from marft_jax.config import Algo, Branching, Update
 from marft_jax.learning.advantages import returns_to_go, reward_sizes
 from marft_jax.learning.algorithms import Algorithm, normalized_advantages
 from marft_jax.learning.batch import Batch
@@ -24,6 +23,7 @@ from marft_jax.learning.normalizers import earns_differ
 from marft_jax.learning.settings import Clipped, Distill, Reinforce, TokenLevel
 from marft_jax.learning.state import EMA
 from marft_jax.policy import losses
+from marft_jax.settings.config import Algo, Branching, Update
 
 _SCALE_DECAY = 0.9  # share of the values' scale that stays in each step
 

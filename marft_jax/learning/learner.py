@@ -17,7 +17,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from marft_jax.config import Algo
 from marft_jax.learning import reported
 from marft_jax.learning.algorithms import Algorithm
 from marft_jax.learning.batch import Batch, OfBase, build
@@ -39,6 +38,7 @@ from marft_jax.policy.objective import Objective
 from marft_jax.policy.optimiser import Adam, PolicyState, adam
 from marft_jax.policy.policy import Packed, Policy
 from marft_jax.sampling.constraints import Constraint, constraint_of, forms_of
+from marft_jax.settings.config import Algo
 from marft_jax.team.prompts import Team
 from marft_jax.types import Episode, Level, Turn
 

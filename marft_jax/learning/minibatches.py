@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from marft_jax import random_keys
-from marft_jax.config import Update
 from marft_jax.random_keys import Stream
+from marft_jax.settings.config import Update
 
 
 def blocks_of(config: Update, groups: Sequence[int]) -> int:

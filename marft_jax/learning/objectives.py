@@ -6,13 +6,13 @@ from collections.abc import Mapping
 
 import jax
 
-from marft_jax.config import Algo
 from marft_jax.learning.algorithms import Algorithm
 from marft_jax.learning.settings import Clipped, LearnerSettings, TokenLevel, WithCritic
 from marft_jax.policy import losses
 from marft_jax.policy.critic import CriticSpec
 from marft_jax.policy.logprobs import Graph
 from marft_jax.policy.objective import Objective, check_loss
+from marft_jax.settings.config import Algo
 
 
 def objective_of(settings: LearnerSettings, algorithm: Algorithm) -> Objective:

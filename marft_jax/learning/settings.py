@@ -13,11 +13,20 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple
 
 from pydantic import Field
 
-from marft_jax.config import CORRECTED, Algo, Branching, Config, Critic, Lora, Rollout, Update
 from marft_jax.errors import BadInput
 from marft_jax.learning.credit import CREDITS
 from marft_jax.plugins import load_plugin, settings_of
-from marft_jax.setting import Count, Fraction, Natural, NonNegative, Positive, setting
+from marft_jax.settings.config import (
+    CORRECTED,
+    Algo,
+    Branching,
+    Config,
+    Critic,
+    Lora,
+    Rollout,
+    Update,
+)
+from marft_jax.settings.setting import Count, Fraction, Natural, NonNegative, Positive, setting
 from marft_jax.types import MAIN
 
 if TYPE_CHECKING:

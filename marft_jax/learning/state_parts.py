@@ -11,10 +11,10 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
-from marft_jax.config import Config
 from marft_jax.errors import BadInput
 from marft_jax.learning.state import TrainState
 from marft_jax.plugins import load_extra, load_plugin
+from marft_jax.settings.config import Config
 from marft_jax.team.prompts import Team
 from marft_jax.types import MAIN, Episode
 

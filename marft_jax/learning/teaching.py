@@ -14,11 +14,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from marft_jax.config import Update
 from marft_jax.errors import BadInput
 from marft_jax.learning.batch import Batch, ByBase, OfBase, by_turn, pack_turns
 from marft_jax.models.lora import Adapters
 from marft_jax.models.weights.load import BaseModel
+from marft_jax.settings.config import Update
 from marft_jax.team.prompts import Team
 from marft_jax.types import Episode, Turn
 

@@ -24,7 +24,7 @@ from jax.sharding import PartitionSpec as P
 from marft_jax.errors import BadInput
 
 if TYPE_CHECKING:
-    from marft_jax import config as config_lib
+    from marft_jax.settings import config as config_lib
 
 AXES = ("data", "fsdp", "tensor")
 _ROW_AXES = ("data", "fsdp")

@@ -30,7 +30,7 @@ from marft_jax.parallel.ladder import bucket
 from marft_jax.types import Played, Player, Sample
 
 if TYPE_CHECKING:
-    from marft_jax.config import Mesh
+    from marft_jax.settings.config import Mesh
 
 _TPU_DEVICES = ("/dev/accel[0-9]*", "/dev/vfio/[0-9]*")
 

@@ -16,8 +16,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from marft_jax.config import Mesh as MeshSettings
-from marft_jax.config import Model
 from marft_jax.errors import BadInput
 from marft_jax.models import lora
 from marft_jax.models.weights.load import BaseModel, load_base
@@ -30,6 +28,8 @@ from marft_jax.policy.objective import LOSSES, Inputs, Loss, Objective
 from marft_jax.policy.optimiser import Adam, PolicyState
 from marft_jax.policy.packing import PackedRows, pack_rows
 from marft_jax.policy.rows import Rows, microbatches
+from marft_jax.settings.config import Mesh as MeshSettings
+from marft_jax.settings.config import Model
 from marft_jax.types import Level
 
 _TOKENS = 8192  # in one forward and backward pass

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 
 from marft_jax import random_keys
-from marft_jax.config import Algo, Branching, Config
 from marft_jax.errors import EpisodesFailed
+from marft_jax.settings.config import Algo, Branching, Config
 from marft_jax.types import Branch, Credit, Episode, FailedEpisode, Played, Player, Sample
 
 _FEW = 0.25  # share of a step's samples; a play of no more samples than that may fail as a whole

@@ -5,9 +5,9 @@ from __future__ import annotations
 import jax
 import numpy as np
 
-from marft_jax.config import EnvSettings
 from marft_jax.envs.base import EnvSource
 from marft_jax.errors import BadInput
+from marft_jax.settings.config import EnvSettings
 
 _DECAY = 0.5  # of the moving mean, per step
 

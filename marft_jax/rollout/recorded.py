@@ -35,7 +35,7 @@ from marft_jax.rollout.actions import Action, ActionSampler, places_of
 from marft_jax.rollout.rollout import Rollout
 from marft_jax.sampling import stops
 from marft_jax.sampling.protocol import Completion
-from marft_jax.setting import fault_of
+from marft_jax.settings.setting import fault_of
 from marft_jax.team.profiles import Profile
 from marft_jax.team.prompts import Team
 from marft_jax.types import Act, AnsweredCall, Episode, FailedEpisode, Sample, StepResult, Turn

@@ -18,7 +18,6 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from marft_jax.config import Config
 from marft_jax.envs.base import EnvSource, open_source
 from marft_jax.errors import BadInput
 from marft_jax.evaluation.benchmarks import BenchmarkPlan, plans
@@ -32,7 +31,8 @@ from marft_jax.run.directory import numbered_folder
 from marft_jax.run.inputs import inputs_of
 from marft_jax.run.playing import PlaySetup, play_held_out
 from marft_jax.run.reporters import Reporter
-from marft_jax.setting import that_decide
+from marft_jax.settings.config import Config
+from marft_jax.settings.setting import that_decide
 from marft_jax.team.prompts import Team
 from marft_jax.team.workflows import NEED_ENV
 

@@ -31,7 +31,6 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
-from marft_jax import config as config_lib
 from marft_jax.errors import BadInput, RunFailed
 from marft_jax.formats import foreign, jsonlines
 from marft_jax.interop import peft
@@ -41,6 +40,7 @@ from marft_jax.run.compatibility import check_fits
 from marft_jax.run.directory import cannot_write, disk_errors
 from marft_jax.run.manifest import DRAFT, damage, remove, whole_folder
 from marft_jax.run.place import Place, place_of
+from marft_jax.settings import config as config_lib
 from marft_jax.team.bases import folder_of
 
 LOGGER = logging.getLogger("marft_jax")

@@ -9,10 +9,10 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from marft_jax.config import Config
 from marft_jax.errors import BadInput
 from marft_jax.models.weights.load import BaseModel
-from marft_jax.setting import that_decide
+from marft_jax.settings.config import Config
+from marft_jax.settings.setting import that_decide
 from marft_jax.team.prompts import Team
 from marft_jax.types import MAIN
 

@@ -16,14 +16,14 @@ from typing import Any
 import yaml
 from filelock import FileLock, Timeout
 
-from marft_jax import config as config_lib
-from marft_jax.config import Config
 from marft_jax.errors import FILE_SYSTEM, BadInput, RunFailed
 from marft_jax.formats import documents, jsonlines
 from marft_jax.parallel import processes
 from marft_jax.run.compatibility import setting_changes, team_changes
 from marft_jax.run.place import Place, holds_something, place_of
-from marft_jax.setting import replaced
+from marft_jax.settings import config as config_lib
+from marft_jax.settings.config import Config
+from marft_jax.settings.setting import replaced
 from marft_jax.team.team_files import Blueprint, dump_team
 from marft_jax.types import MAIN
 

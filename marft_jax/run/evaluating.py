@@ -14,7 +14,6 @@ import jax.numpy as jnp
 from rich.console import Console
 
 from marft_jax import cli
-from marft_jax import config as config_lib
 from marft_jax.envs.base import open_source
 from marft_jax.errors import BadInput, printable, reason
 from marft_jax.evaluation import tables
@@ -28,7 +27,8 @@ from marft_jax.run.place import Place, place_of
 from marft_jax.run.progress import Progress
 from marft_jax.run.signals import Stop
 from marft_jax.sampling.protocol import version_of
-from marft_jax.setting import check_local
+from marft_jax.settings import config as config_lib
+from marft_jax.settings.setting import check_local
 from marft_jax.team.profiles import last_answering
 from marft_jax.team.prompts import Team
 from marft_jax.team.workflows import NEED_ENV

@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from marft_jax import config as config_lib
 from marft_jax.formats import jsonlines
+from marft_jax.settings import config as config_lib
 from marft_jax.team.prompts import Team
 from marft_jax.types import Episode
 

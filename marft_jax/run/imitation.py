@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from marft_jax import random_keys, unread
-from marft_jax.config import SAMPLED, Algo, Config, Guard
+from marft_jax import random_keys
+from marft_jax.cli import unused_settings
 from marft_jax.errors import BadInput, one_line
 from marft_jax.formats import jsonlines
 from marft_jax.learning.credit import make_credit
@@ -28,6 +28,7 @@ from marft_jax.run.place import place_of
 from marft_jax.run.playing import make_rollout
 from marft_jax.run.signals import EXIT_STOPPED
 from marft_jax.run.training import Training
+from marft_jax.settings.config import SAMPLED, Algo, Config, Guard
 from marft_jax.types import Credit, Episode, OnStep
 
 _ALGO = {field.name for field in dataclasses.fields(Imitation)} - {"name"}
@@ -80,9 +81,9 @@ def imitate_team(config: Config, wanted: Wanted, on_step: OnStep | None = None) 
     """
     given, config = config, settings_of(config)
     found = _read(place_of(config.run.dir).path, wanted)
-    warning = unread.warning(dataclasses.replace(given, algo=config.algo))
+    warning = unused_settings.warning(dataclasses.replace(given, algo=config.algo))
     with open_training(config) as run:
-        unread.log(warning)
+        unused_settings.log(warning)
         episodes, held_out = prepared(run, config, wanted, found)
         credit, learner = make_credit(Algo(), run.models.team), run.learner
         unseen = batch_of(held_out, credit, len(held_out), (config.run.seed, 0))

@@ -14,9 +14,9 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from marft_jax.config import Config
 from marft_jax.errors import BadInput, is_users
 from marft_jax.formats import foreign, jsonlines
+from marft_jax.settings.config import Config
 from marft_jax.tools import name_of
 
 if TYPE_CHECKING:

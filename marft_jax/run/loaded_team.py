@@ -7,13 +7,13 @@ import itertools
 from pathlib import Path
 
 from marft_jax import cli
-from marft_jax.config import Config
 from marft_jax.envs.base import Grade, Task, question_source
 from marft_jax.errors import BadInput
 from marft_jax.learning.checking import check_team
 from marft_jax.run.opening import open_team
 from marft_jax.run.playing import play_held_out
 from marft_jax.sampling.protocol import version_of
+from marft_jax.settings.config import Config
 from marft_jax.team.workflows import NEED_ENV
 from marft_jax.types import Episode
 

@@ -9,8 +9,7 @@ from typing import Any
 
 from rich.console import Console
 
-from marft_jax import unread
-from marft_jax.config import Config
+from marft_jax.cli import unused_settings
 from marft_jax.errors import BadInput
 from marft_jax.learning.state import TrainState
 from marft_jax.parallel import processes
@@ -26,6 +25,7 @@ from marft_jax.run.saving import roll_back, save
 from marft_jax.run.signals import EXIT_STOPPED
 from marft_jax.run.training import Training, rollout_source
 from marft_jax.sampling.protocol import version_of
+from marft_jax.settings.config import Config
 from marft_jax.types import OnStep, Sample, TrainedStep, Version
 
 _FIRST = Sample(index=0, group=0)
@@ -51,9 +51,9 @@ def train_team(config: Config, on_step: OnStep | None = None) -> int:
             collapsed again and again. Whatever is raised, the last finished step is saved.
     """
     _check_samples(config)
-    warning = unread.warning(config)
+    warning = unused_settings.warning(config)
     with open_training(config) as run:
-        unread.log(warning)
+        unused_settings.log(warning)
         learn_from(rollout_source(run).take, run, on_step)
         return 0
     return EXIT_STOPPED
@@ -123,9 +123,9 @@ def rehearse(config: Config) -> int:
     with tempfile.TemporaryDirectory() as folder:
         find_loggers(config.run.loggers)
         own = dataclasses.replace(config.run, dir=folder, loggers=())
-        warning = unread.warning(config)
+        warning = unused_settings.warning(config)
         with open_training(dataclasses.replace(config, run=own), rehearses=True) as run:
-            unread.log(warning)
+            unused_settings.log(warning)
             run.playing.sampler.load(run.state.adapters, version_of(run.state.adapters))
             source = run.curriculum.source(run.curriculum.level(run.state.progress))
             console = Console(quiet=not processes.is_lead())

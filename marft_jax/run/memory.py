@@ -12,10 +12,10 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from marft_jax.config import Config, Model, Rollout
 from marft_jax.errors import BadInput
 from marft_jax.models.decoder_config import DecoderConfig
 from marft_jax.models.lora import adapted
+from marft_jax.settings.config import Config, Model, Rollout
 from marft_jax.team.profiles import Profile
 
 _BITS = {"int8": 8, "int4": 4.5, "nf4": 4.5}

@@ -19,8 +19,6 @@ import jax
 from jax.sharding import Mesh
 from rich.console import Console
 
-from marft_jax import config as config_lib
-from marft_jax.config import Config, Model, with_context
 from marft_jax.errors import BadInput, reason
 from marft_jax.learning.settings import LearnerSettings, resolve, resolved
 from marft_jax.learning.state_parts import StatePart, find_state_parts
@@ -31,7 +29,9 @@ from marft_jax.parallel import compilation, processes
 from marft_jax.parallel import mesh as mesh_lib
 from marft_jax.run import memory
 from marft_jax.run.progress import Progress
-from marft_jax.setting import Derived, get, replaced, settings, words_of
+from marft_jax.settings import config as config_lib
+from marft_jax.settings.config import Config, Model, with_context
+from marft_jax.settings.setting import Derived, get, replaced, settings, words_of
 from marft_jax.team.assemble import make_team
 from marft_jax.team.bases import context_of, models_of
 from marft_jax.team.prompts import Team

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import jax
 
-from marft_jax.config import Config
 from marft_jax.learning.settings import reuses_samples
 from marft_jax.learning.state import TrainState
 from marft_jax.models import lora
@@ -17,7 +16,8 @@ from marft_jax.plugins import PYTHON
 from marft_jax.run.models import TeamModels
 from marft_jax.run.reporters import FROM_BASE
 from marft_jax.sampling.protocol import Capabilities
-from marft_jax.setting import get, is_address, settings
+from marft_jax.settings.config import Config
+from marft_jax.settings.setting import get, is_address, settings
 from marft_jax.team.workflows import NEED_ENV
 
 

@@ -10,7 +10,6 @@ from pathlib import Path
 from rich.console import Console
 
 from marft_jax.background import DaemonThreads
-from marft_jax.config import Config
 from marft_jax.envs.base import open_source
 from marft_jax.learning.checking import check_team, check_training
 from marft_jax.learning.state import TrainState
@@ -34,7 +33,8 @@ from marft_jax.run.saving import open_checkpoints, resume, saved_when_stopped
 from marft_jax.run.signals import Stop
 from marft_jax.run.states import make_learner, open_teaching, restore_state
 from marft_jax.run.training import Training
-from marft_jax.setting import with_absolute_paths
+from marft_jax.settings.config import Config
+from marft_jax.settings.setting import with_absolute_paths
 from marft_jax.team.assemble import workflow_of
 
 

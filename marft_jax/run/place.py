@@ -8,11 +8,11 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from marft_jax.config import Config
 from marft_jax.errors import BadInput
 from marft_jax.formats import documents
 from marft_jax.plugins import load_extra
-from marft_jax.setting import is_address
+from marft_jax.settings.config import Config
+from marft_jax.settings.setting import is_address
 
 
 class Place:

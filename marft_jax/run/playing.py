@@ -7,12 +7,12 @@ from collections.abc import Callable
 from concurrent.futures import Executor
 from typing import NamedTuple
 
-from marft_jax.config import Branching, Config
 from marft_jax.envs.base import EnvSource
 from marft_jax.parallel import processes
 from marft_jax.random_keys import Stream
 from marft_jax.rollout.rollout import Rollout
 from marft_jax.sampling.protocol import Sampler
+from marft_jax.settings.config import Branching, Config
 from marft_jax.team.prompts import Team
 from marft_jax.team.workflows import find_workflow
 from marft_jax.types import Played, Player, Sample

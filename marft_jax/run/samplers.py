@@ -10,7 +10,6 @@ from pathlib import Path
 import jax
 from jax.sharding import Mesh
 
-from marft_jax.config import Branching, Rollout
 from marft_jax.engine.compiled import Shape
 from marft_jax.engine.engine import Engine
 from marft_jax.models import lora
@@ -23,6 +22,7 @@ from marft_jax.sampling.bases import SamplerOfBases
 from marft_jax.sampling.constraints import forms_of
 from marft_jax.sampling.protocol import Sampler
 from marft_jax.sampling.settings import SampledBase, SamplerSetup, make_sampler
+from marft_jax.settings.config import Branching, Rollout
 from marft_jax.types import MAIN
 
 

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import jax
 
-from marft_jax.config import Config
 from marft_jax.errors import BadInput
 from marft_jax.interop import initial
 from marft_jax.learning import state_parts
@@ -23,6 +22,7 @@ from marft_jax.run.checkpoints import Checkpoints
 from marft_jax.run.compatibility import identity_of
 from marft_jax.run.models import TeamModels, load_onto
 from marft_jax.run.place import place_of
+from marft_jax.settings.config import Config
 from marft_jax.team.bases import models_of
 from marft_jax.team.profiles import Profile
 from marft_jax.team.prompts import Team

@@ -9,7 +9,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NamedTuple
 
-from marft_jax.config import Algo, Config
 from marft_jax.envs.base import EnvSource
 from marft_jax.errors import Stopped
 from marft_jax.learning import state_parts
@@ -31,6 +30,7 @@ from marft_jax.run.models import TeamModels
 from marft_jax.run.playing import PlaySetup, make_player
 from marft_jax.run.reporters import Reporter
 from marft_jax.run.signals import Stop
+from marft_jax.settings.config import Algo, Config
 
 
 class Training(NamedTuple):

@@ -8,10 +8,10 @@ from typing import NamedTuple, TypeAlias, cast
 
 import numpy as np
 
-from marft_jax.config import Rollout, RolloutSettings
 from marft_jax.errors import BadInput, described, place
 from marft_jax.plugins import extras_of, load_extra, load_plugin, settings_of, shown
 from marft_jax.sampling.protocol import Sampler
+from marft_jax.settings.config import Rollout, RolloutSettings
 
 NAMES = ("engine", *extras_of("sampler"))
 """The samplers that have a name: our engine, and those of extras."""

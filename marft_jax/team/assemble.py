@@ -7,10 +7,10 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
-from marft_jax import config
 from marft_jax.errors import BadInput
 from marft_jax.models.tokenizers.tokenizer import Message, Tokenizer
 from marft_jax.plugins import load_extra
+from marft_jax.settings import config
 from marft_jax.team.dag import check_graph
 from marft_jax.team.orchestrator import default_prompt
 from marft_jax.team.profiles import Profile, last_answering

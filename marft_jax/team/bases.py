@@ -10,9 +10,9 @@ from typing import Annotated, Literal
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from marft_jax.config import Model
 from marft_jax.errors import BadInput
-from marft_jax.setting import Count, Derived, PathText, Positive, Section, setting
+from marft_jax.settings.config import Model
+from marft_jax.settings.setting import Count, Derived, PathText, Positive, Section, setting
 from marft_jax.types import MAIN
 
 

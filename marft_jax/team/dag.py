@@ -9,7 +9,7 @@ from typing import NamedTuple
 from pydantic.dataclasses import dataclass
 
 from marft_jax.errors import BadInput
-from marft_jax.setting import Section
+from marft_jax.settings.setting import Section
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,9 @@ from typing import Annotated, Any, get_type_hints
 from pydantic import AfterValidator, BeforeValidator, Field, TypeAdapter
 from pydantic.dataclasses import dataclass
 
-from marft_jax import config
-from marft_jax.config import Share, Stops, Temperature
-from marft_jax.setting import Count, Fraction, Natural, PathText, Section, setting
+from marft_jax.settings import config
+from marft_jax.settings.config import Share, Stops, Temperature
+from marft_jax.settings.setting import Count, Fraction, Natural, PathText, Section, setting
 from marft_jax.team.teachers import Teacher
 from marft_jax.tools import check_entry
 from marft_jax.types import Sampling

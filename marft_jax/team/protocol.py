@@ -13,7 +13,7 @@ import numpy as np
 from marft_jax.envs.threads import UserCall
 from marft_jax.errors import BadInput
 from marft_jax.plugins import info_of, shown, text_of
-from marft_jax.setting import checked
+from marft_jax.settings.setting import checked
 from marft_jax.team.profiles import SAMPLING
 from marft_jax.team.prompts import Team
 from marft_jax.types import Act, Sampling, Turn

@@ -8,7 +8,7 @@ from typing import Annotated
 from pydantic import AfterValidator, Field
 from pydantic.dataclasses import dataclass
 
-from marft_jax.setting import PathText, Section, setting
+from marft_jax.settings.setting import PathText, Section, setting
 from marft_jax.types import Episode
 
 _Text = Annotated[str, Field(min_length=1)]

@@ -36,7 +36,7 @@ from pydantic_core import to_jsonable_python
 from marft_jax.errors import BadInput
 from marft_jax.formats import documents
 from marft_jax.plugins import given_object
-from marft_jax.setting import Section, read, setting, texts, with_absolute_paths
+from marft_jax.settings.setting import Section, read, setting, texts, with_absolute_paths
 from marft_jax.team.bases import Base
 from marft_jax.team.dag import Graph, Node
 from marft_jax.team.profiles import BUILT_IN, Name, Profile

@@ -14,7 +14,7 @@ from pydantic.dataclasses import dataclass
 
 from marft_jax.background import finished
 from marft_jax.errors import BadInput, reason
-from marft_jax.setting import Count, NonNegative, Seconds, fault_of
+from marft_jax.settings.setting import Count, NonNegative, Seconds, fault_of
 
 
 class ToolError(ValueError):

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from marft_jax import cli
-from marft_jax.config import EnvSettings
 from marft_jax.envs import arithmetic, base
 from marft_jax.envs.base import BUILT_IN, Grade, QuestionEnv, Task, make, next_state, settings_type
 from marft_jax.errors import BadInput
 from marft_jax.plugins import load_plugin
+from marft_jax.settings.config import EnvSettings
 from marft_jax.team.profiles import Profile
 from marft_jax.types import StepResult, Turn
 

@@ -19,7 +19,7 @@ from marft_jax.formats import jsonlines
 from marft_jax.run import answers, evaluating, opening
 from marft_jax.run.models import open_models
 from marft_jax.run.states import restore_state
-from marft_jax.setting import get, replaced, settings, that_decide
+from marft_jax.settings.setting import get, replaced, settings, that_decide
 from marft_jax.team.team_files import load_team
 from marft_jax.types import MAIN, StepResult
 

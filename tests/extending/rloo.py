@@ -7,9 +7,9 @@ import dataclasses
 
 import jax.numpy as jnp
 
-from marft_jax.config import Algo
 from marft_jax.learning import advantages as adv
 from marft_jax.learning.algorithms import Algorithm
+from marft_jax.settings.config import Algo
 
 
 def leave_one_out(config, chain, values_EJ, baseline_X):

@@ -17,12 +17,12 @@ from median import by_median
 from scripted import Scripted
 
 from marft_jax import train
-from marft_jax.config import Run
 from marft_jax.envs import base
 from marft_jax.errors import BadInput
 from marft_jax.extras.check.playing import check
 from marft_jax.learning.state_parts import find_state_parts
 from marft_jax.rollout.rollout import Rollout
+from marft_jax.settings.config import Run
 from marft_jax.team import find_workflow
 
 pytestmark = pytest.mark.usefixtures("one_device")

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from marft_jax import config as config_lib
 from marft_jax.cli import configure
 from marft_jax.run.loggers import find_loggers
 from marft_jax.run.reporters import open_reporter
+from marft_jax.settings import config as config_lib
 
 
 @pytest.fixture

@@ -10,7 +10,6 @@ import jax
 import numpy as np
 import small
 
-from marft_jax.config import Algo, Config, Critic, Lora
 from marft_jax.learning import batch as batch_lib
 from marft_jax.learning.algorithms import find_algorithm
 from marft_jax.learning.learner import Learner
@@ -18,6 +17,7 @@ from marft_jax.learning.settings import SETTINGS, Appo, LearnerSettings, resolve
 from marft_jax.learning.state import TrainState
 from marft_jax.parallel import mesh as mesh_lib
 from marft_jax.policy.optimiser import PolicyState
+from marft_jax.settings.config import Algo, Config, Critic, Lora
 from marft_jax.types import MAIN
 
 LAYERS = 1  # compiles twice as fast as two

@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 from safetensors.numpy import load_file, save_file
 
-from marft_jax.config import Model
 from marft_jax.extras.export import huggingface
 from marft_jax.models.weights.load import load_base
+from marft_jax.settings.config import Model
 
 SHIFT, BYTES = 7, 256
 

@@ -10,9 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 from safetensors.numpy import load_file, save_file
 
-from marft_jax.config import Model
 from marft_jax.extras.export import huggingface
 from marft_jax.models.weights.load import load_base
+from marft_jax.settings.config import Model
 
 HOLES = (128, 192)  # bytes that no ASCII text has
 TOKENS = 264

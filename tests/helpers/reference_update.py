@@ -16,8 +16,8 @@ import jax.numpy as jnp
 import numpy as np
 import small
 
-from marft_jax.config import Algo, Config
 from marft_jax.models import decoder, lora
+from marft_jax.settings.config import Algo, Config
 from marft_jax.types import Episode, Turn
 
 ROWS, WIDTH = 64, 32  # room for the turns of a batch, and for prompt and action of one

@@ -13,11 +13,11 @@ import jax
 import orbax.checkpoint as ocp
 import pytest
 
-from marft_jax import config as config_lib
 from marft_jax.cli import configure
 from marft_jax.run import checkpoints, loop
 from marft_jax.run.manifest import manifest_of
-from marft_jax.setting import replaced
+from marft_jax.settings import config as config_lib
+from marft_jax.settings.setting import replaced
 
 TEAM = """
 workflow: sequential

@@ -13,7 +13,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from marft_jax import config as config_lib
 from marft_jax.cli import configure
 from marft_jax.engine.compiled import Shape
 from marft_jax.engine.engine import Engine
@@ -28,6 +27,7 @@ from marft_jax.models.weights.load import BaseModel, abstract_decoder, fill, sha
 from marft_jax.parallel import mesh
 from marft_jax.sampling.constraints import Constraint, masks_of
 from marft_jax.sampling.protocol import Completion, Request
+from marft_jax.settings import config as config_lib
 from marft_jax.team.assemble import make_team
 from marft_jax.team.profiles import Profile
 from marft_jax.team.prompts import Team

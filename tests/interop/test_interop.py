@@ -16,8 +16,6 @@ import small
 from logits import TOKENS, our_logits
 from safetensors.numpy import load_file, save_file
 
-from marft_jax import config as config_lib
-from marft_jax.config import Lora
 from marft_jax.errors import BadInput
 from marft_jax.extras.export import huggingface
 from marft_jax.interop import peft
@@ -29,6 +27,8 @@ from marft_jax.models.families import FAMILIES, dense, multipliers
 from marft_jax.models.rope import RopeScaling
 from marft_jax.models.tokenizers.tokenizer import ByteTokenizer, from_directory
 from marft_jax.models.weights.load import BaseModel, abstract_decoder, fill, load_base, shapes_of
+from marft_jax.settings import config as config_lib
+from marft_jax.settings.config import Lora
 from marft_jax.team.team_files import load_team
 from marft_jax.types import MAIN
 

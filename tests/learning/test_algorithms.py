@@ -14,7 +14,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from marft_jax import cli
-from marft_jax.config import Algo, Branching
 from marft_jax.errors import BadInput
 from marft_jax.learning import batch as batch_lib
 from marft_jax.learning import settings as kinds
@@ -30,6 +29,7 @@ from marft_jax.learning.normalizers import find_normalizer, normalize
 from marft_jax.learning.settings import SETTINGS, Appo, Reinforce, resolve, resolved, reuses_samples
 from marft_jax.learning.state import EMA
 from marft_jax.policy import losses
+from marft_jax.settings.config import Algo, Branching
 from marft_jax.types import MAIN
 
 RELATIVE = dict(rtol=1e-5, atol=1e-6)
@@ -490,7 +490,7 @@ def test_reinforce_uses_a_sample_once_and_warns_where_it_is_told_otherwise():
 OUTSIDE = """
 import dataclasses
 import numpy as np
-from marft_jax.config import Algo
+from marft_jax.settings.config import Algo
 from marft_jax.learning import Algorithm
 
 @dataclasses.dataclass(frozen=True)

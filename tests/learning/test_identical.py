@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from one_step import ONCE, fresh, learner, member, on_device, policy_of, same
 from one_step import settings as config_of
 
-from marft_jax.config import Algo
 from marft_jax.learning import batch as batch_lib
 from marft_jax.learning.algorithms import find_algorithm, normalized_advantages
 from marft_jax.learning.cells import Cells
@@ -25,6 +24,7 @@ from marft_jax.learning.moving import label_means
 from marft_jax.learning.normalizers import normalize
 from marft_jax.learning.settings import SETTINGS
 from marft_jax.learning.state import EMA
+from marft_jax.settings.config import Algo
 from marft_jax.types import MAIN
 
 NORMALIZE = ("batch", "agent", "group", "group_turn", "none")

@@ -14,7 +14,6 @@ import pytest
 import small
 from one_step import LAYERS, LORA, member, on_device, same
 
-from marft_jax.config import Critic
 from marft_jax.learning.advantages import returns_to_go
 from marft_jax.learning.algorithms import ALGORITHMS, normalized_advantages
 from marft_jax.learning.chain import make_chain
@@ -22,6 +21,7 @@ from marft_jax.learning.learner import Learner
 from marft_jax.learning.normalizers import NORMALIZERS
 from marft_jax.learning.settings import SETTINGS, resolve
 from marft_jax.run.guard import by_agent
+from marft_jax.settings.config import Critic
 from marft_jax.types import MAIN
 
 NO_LOSS, NO_SLOPE = 77.0, 78.0

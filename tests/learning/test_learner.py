@@ -28,7 +28,6 @@ from one_step import (
 )
 
 from marft_jax.cli import configure
-from marft_jax.config import Config
 from marft_jax.learning.algorithms import find_algorithm
 from marft_jax.learning.learner import Learner
 from marft_jax.learning.minibatches import order
@@ -40,6 +39,7 @@ from marft_jax.policy import gradients, logprobs, packing
 from marft_jax.policy.objective import Inputs
 from marft_jax.policy.programs import of_critic, of_gradients
 from marft_jax.sampling.protocol import Request
+from marft_jax.settings.config import Config
 from marft_jax.types import MAIN, Sampling
 
 

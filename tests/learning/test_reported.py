@@ -9,8 +9,7 @@ import pytest
 import small
 from one_step import LAYERS, ONCE, build, fresh, learn, learner, same, settings
 
-from marft_jax import unread
-from marft_jax.cli import parse
+from marft_jax.cli import parse, unused_settings
 from marft_jax.learning.credit import groups_with_signal, make_credit
 from marft_jax.learning.settings import Grpo
 from marft_jax.rollout.collect import Collected, collect
@@ -68,21 +67,21 @@ NOTHING_FROM_THE_REWARD = [
 @pytest.mark.parametrize(("name", "value"), NOTHING_FROM_THE_REWARD)
 def test_settings_of_the_reward_are_named_where_nothing_is_learned_from_it(name, value):
     flags = ["--algo.name", "distill", f"--algo.{name}", value]
-    assert f"--algo.{name} {value}" in unread.warning(parse(flags)).replace(".0 ", " ")
+    assert f"--algo.{name} {value}" in unused_settings.warning(parse(flags)).replace(".0 ", " ")
     more = ["--algo.step_reward", "verifier"] if value == "per_step" else []
     taken = parse([*flags, *more, "--algo.reward_coef", "1", "--algo.group_size", "2"])
-    assert not unread.warning(taken)
+    assert not unused_settings.warning(taken)
 
 
 def test_a_kl_in_the_loss_needs_no_reward():
     config = parse(["--algo.name", "distill", "--algo.kl_coef", "0.1", "--algo.kl_in", "loss"])
-    assert not unread.warning(config)
+    assert not unused_settings.warning(config)
 
 
 def test_a_reference_that_nothing_reads_does_not_move():
     config, episodes = settings(ONCE), small.random_episodes(6)
     moves = dataclasses.replace(config, algo=dataclasses.replace(ONCE, kl_moves=1))
-    assert "--algo.kl_moves 1 (it needs" in unread.warning(moves)
+    assert "--algo.kl_moves 1 (it needs" in unused_settings.warning(moves)
     state, still = (learn(each, episodes, state=fresh(config))[0] for each in (moves, config))
     assert same(state, still)
 

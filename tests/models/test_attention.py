@@ -14,7 +14,6 @@ import pytest
 import small
 from flax import nnx
 
-from marft_jax import config as config_lib
 from marft_jax.learning import batch as batch_lib
 from marft_jax.learning.algorithms import find_algorithm
 from marft_jax.learning.learner import Learner
@@ -39,6 +38,7 @@ from marft_jax.models.ops.remat import Remat, rematerialised
 from marft_jax.models.weights.load import abstract_decoder
 from marft_jax.parallel import compilation
 from marft_jax.parallel import mesh as mesh_lib
+from marft_jax.settings import config as config_lib
 from marft_jax.types import MAIN
 
 

@@ -17,7 +17,6 @@ import pytest
 import small
 from safetensors.numpy import load_file, save_file
 
-from marft_jax.config import Model
 from marft_jax.errors import BadInput
 from marft_jax.extras.export import huggingface
 from marft_jax.extras.planning import cost
@@ -35,6 +34,7 @@ from marft_jax.models.ops.platforms import FORMS
 from marft_jax.models.weights import load, safetensors, sources
 from marft_jax.models.weights.layout import Stored, layouts
 from marft_jax.sampling.protocol import Request
+from marft_jax.settings.config import Model
 from marft_jax.types import MAIN, Sampling
 
 QWEN3: dict[str, Any] = dict(

@@ -19,7 +19,6 @@ from safetensors.numpy import save_file
 from strangers import ODD, Peak, harmless, refused, resident
 from test_load import SETTINGS, tensors_of
 
-from marft_jax.config import Model
 from marft_jax.envs.datasets import rows
 from marft_jax.extras.code import rows as code_rows
 from marft_jax.formats import foreign
@@ -28,6 +27,7 @@ from marft_jax.models import config_json
 from marft_jax.models.tokenizers import tokenizer
 from marft_jax.models.weights import load, safetensors, sources
 from marft_jax.run import manifest
+from marft_jax.settings.config import Model
 from marft_jax.team.team_files import load_team
 
 DEEP, LONG = "[" * 5000 + "]" * 5000, "1" * 5001

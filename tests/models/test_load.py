@@ -13,13 +13,13 @@ import pytest
 from flax import nnx
 from safetensors.numpy import save_file
 
-from marft_jax.config import Model
 from marft_jax.errors import BadInput
 from marft_jax.models import config_json
 from marft_jax.models.decoder import Decoder
 from marft_jax.models.names import paths_by_name
 from marft_jax.models.parts.part import Axes
 from marft_jax.models.weights import load, safetensors
+from marft_jax.settings.config import Model
 
 SETTINGS = {
     "architectures": ["LlamaForCausalLM"],

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import small
 
-from marft_jax.config import Model
 from marft_jax.engine.compiled import Shape, programs
 from marft_jax.errors import BadInput
 from marft_jax.models import lora
@@ -18,6 +17,7 @@ from marft_jax.models.ops import blocks
 from marft_jax.models.ops.products import product
 from marft_jax.models.weights import load
 from marft_jax.sampling.protocol import Request
+from marft_jax.settings.config import Model
 from marft_jax.types import Sampling
 
 KINDS = {"int8": (8.25, 0.01), "int4": (4.5, 0.12), "nf4": (4.5, 0.11)}

@@ -21,7 +21,6 @@ from safetensors.numpy import load_file, save_file
 
 from marft_jax import export, train
 from marft_jax import policy as verbs
-from marft_jax.config import Lora, Model
 from marft_jax.extras.export import huggingface
 from marft_jax.interop import peft
 from marft_jax.interop.initial import initial_adapters
@@ -30,6 +29,7 @@ from marft_jax.models import config_json, decoder, lora
 from marft_jax.models.ops import delta, state
 from marft_jax.models.weights.load import abstract_decoder, load_base
 from marft_jax.sampling.protocol import Request
+from marft_jax.settings.config import Lora, Model
 from marft_jax.types import MAIN, Sampling
 
 BASE: dict[str, Any] = dict(

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import small
 
-from marft_jax.config import Mesh
 from marft_jax.errors import BadInput, RunFailed
 from marft_jax.parallel import processes
 from marft_jax.parallel.exchange import read_part, write_part
+from marft_jax.settings.config import Mesh
 from marft_jax.types import FailedEpisode, Played, StepResult
 
 FAILED = FailedEpisode(7, 2, 1, "OSError: no such task")

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 import small
 
-from marft_jax import config as config_lib
 from marft_jax.errors import BadInput
 from marft_jax.models import decoder
 from marft_jax.models.weights import load
 from marft_jax.parallel import mesh
+from marft_jax.settings import config as config_lib
 
 
 @pytest.mark.parametrize("asked, got", [((-1, 1, 1), (8, 1, 1)), ((2, -1, 2), (2, 2, 2))])

@@ -11,13 +11,13 @@ import pytest
 import small
 from jax.sharding import Mesh
 
-from marft_jax import config as config_lib
 from marft_jax.learning import batch as batch_lib
 from marft_jax.learning.algorithms import find_algorithm
 from marft_jax.learning.learner import Learner
 from marft_jax.learning.settings import SETTINGS, resolve
 from marft_jax.parallel import mesh
 from marft_jax.sampling.protocol import Completion, Request
+from marft_jax.settings import config as config_lib
 from marft_jax.types import MAIN, Sampling
 
 SHAPES = {(8, 1, 1): "appo", (1, 8, 1): "tppo", (1, 1, 8): "grpo", (2, 2, 2): "appo"}

@@ -8,8 +8,8 @@ import importlib.util
 import jax
 import pytest
 
-from marft_jax import config as config_lib
 from marft_jax.parallel import processes
+from marft_jax.settings import config as config_lib
 
 
 @pytest.mark.parametrize(

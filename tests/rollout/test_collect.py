@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import small
 
-from marft_jax.config import Run
 from marft_jax.envs.base import EVAL_SEEDS
 from marft_jax.learning.credit import groups_with_signal, make_credit
 from marft_jax.learning.settings import Appo
 from marft_jax.rollout.collect import collect, samples_of
+from marft_jax.settings.config import Run
 from marft_jax.types import FailedEpisode, Played, Sample
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import jax.numpy as jnp
 import pytest
 
-from marft_jax.config import EnvSettings
 from marft_jax.envs import base
 from marft_jax.errors import BadInput
 from marft_jax.rollout.curriculum import Curriculum
+from marft_jax.settings.config import EnvSettings
 
 
 def with_env(**env) -> EnvSettings:

@@ -13,11 +13,11 @@ from run_files import arrays_of, killed_after, lines_of
 
 from marft_jax import evaluate, export, imitate, train
 from marft_jax.cli import configure, parse
-from marft_jax.config import with_context, within
 from marft_jax.errors import BadInput
 from marft_jax.learning.settings import resolve, resolved
 from marft_jax.run.directory import write_settings
 from marft_jax.run.loaded_team import LoadedTeam
+from marft_jax.settings.config import with_context, within
 from marft_jax.team.bases import Base, context_of, models_of
 from marft_jax.team.team_files import dump_team, load_team
 

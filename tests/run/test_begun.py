@@ -10,13 +10,13 @@ import pytest
 from run_files import killed_after, lines_of
 
 from marft_jax import cli, configure, imitate, train
-from marft_jax.config import Config
 from marft_jax.errors import BadInput
 from marft_jax.learning.settings import Imitation
 from marft_jax.run.directory import write_settings
 from marft_jax.run.notices import next_steps
 from marft_jax.run.place import place_of
-from marft_jax.setting import get
+from marft_jax.settings.config import Config
+from marft_jax.settings.setting import get
 from marft_jax.team.team_files import load_team
 
 TEAM = "{bases}\nagents: [{{name: ann, prompt: {prompt}}}, {{name: bob, answers: true{on}}}]"

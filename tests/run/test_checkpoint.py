@@ -19,7 +19,6 @@ import orbax.checkpoint as ocp
 import pytest
 import small
 
-from marft_jax import config as config_lib
 from marft_jax.errors import BadInput, RunFailed
 from marft_jax.formats import jsonlines
 from marft_jax.learning.algorithms import find_algorithm
@@ -30,6 +29,7 @@ from marft_jax.run import saving
 from marft_jax.run.checkpoints import Checkpoints, SaveSchedule
 from marft_jax.run.compatibility import check_fits, described, identity_of, team_changes
 from marft_jax.run.directory import own_directory
+from marft_jax.settings import config as config_lib
 from marft_jax.team.team_files import Blueprint
 from marft_jax.types import MAIN
 

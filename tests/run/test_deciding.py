@@ -8,12 +8,11 @@ from typing import Any
 
 import pytest
 
-from marft_jax import sections
-from marft_jax.cli import configure
-from marft_jax.config import Config, EnvSettings, RolloutSettings, Update
+from marft_jax.cli import configure, sections
 from marft_jax.errors import BadInput
 from marft_jax.run.compatibility import check_fits, setting_changes
-from marft_jax.setting import settings, that_decide
+from marft_jax.settings.config import Config, EnvSettings, RolloutSettings, Update
+from marft_jax.settings.setting import settings, that_decide
 
 WORDS = {"arrays", "run", "answers", "start", "nothing"}
 KINDS = {

@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 import small
 
-from marft_jax import config as config_lib
 from marft_jax import train
 from marft_jax.errors import BadInput, RunFailed
 from marft_jax.learning import batch as batch_lib
@@ -30,6 +29,7 @@ from marft_jax.run.checkpoints import Checkpoints
 from marft_jax.run.compatibility import identity_of
 from marft_jax.run.guard import Finding, Guard, Verdict, by_agent, skipped_updates
 from marft_jax.run.metrics import check_best_metric
+from marft_jax.settings import config as config_lib
 from marft_jax.types import MAIN
 
 NAMES = ("planner", "solver")

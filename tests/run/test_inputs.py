@@ -12,7 +12,7 @@ import pytest
 from marft_jax import cli, train
 from marft_jax.errors import BadInput
 from marft_jax.run import inputs
-from marft_jax.setting import with_absolute_paths
+from marft_jax.settings.setting import with_absolute_paths
 from marft_jax.team.profiles import Profile
 
 ROWS = "".join(f'{{"question": "{n}+1=?", "answer": "{n + 1}"}}\n' for n in range(60))

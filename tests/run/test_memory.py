@@ -6,13 +6,13 @@ import jax
 import pytest
 
 from marft_jax import cli, train
-from marft_jax import config as config_lib
 from marft_jax.models import lora
 from marft_jax.models.weights import tiny
 from marft_jax.run import memory
 from marft_jax.run.models import open_devices, open_models
 from marft_jax.run.samplers import open_sampler
 from marft_jax.run.states import make_learner
+from marft_jax.settings import config as config_lib
 from marft_jax.team.team_files import load_team
 from marft_jax.types import MAIN
 

@@ -13,7 +13,7 @@ from marft_jax import evaluate, train
 from marft_jax.cli import configure_run
 from marft_jax.models.tokenizers.tokenizer import ByteTokenizer, from_directory
 from marft_jax.run.loaded_team import LoadedTeam
-from marft_jax.setting import replaced
+from marft_jax.settings.setting import replaced
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_device")]
 HOT = "--team.temperature", "2.0", "--algo.episodes", "8", "--run.loggers", "none"

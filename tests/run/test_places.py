@@ -8,9 +8,9 @@ import pytest
 import yaml
 
 from marft_jax import cli, configure
-from marft_jax.config import Run
 from marft_jax.run.place import place_of
-from marft_jax.setting import get
+from marft_jax.settings.config import Run
+from marft_jax.settings.setting import get
 from marft_jax.team.team_files import load_team
 
 PATHS = [

@@ -9,12 +9,12 @@ import small
 from run_files import arrays_of, lines_of
 
 from marft_jax import evaluate, train
-from marft_jax.config import Lora
 from marft_jax.errors import BadInput
 from marft_jax.learning.algorithms import find_algorithm
 from marft_jax.learning.learner import Learner
 from marft_jax.learning.settings import Distill, resolve
 from marft_jax.learning.teaching import Teaching
+from marft_jax.settings.config import Lora
 from marft_jax.team.profiles import Profile
 from marft_jax.team.prompts import State
 from marft_jax.team.teachers import Teacher

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from marft_jax import config
 from marft_jax.errors import BadInput
+from marft_jax.settings import config
 from marft_jax.team import team_files
 from marft_jax.team.profiles import Profile
 from marft_jax.types import Sampling

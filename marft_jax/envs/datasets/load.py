@@ -19,7 +19,7 @@ from marft_jax.envs.base import QuestionSettings, Split, Task, held_out
 from marft_jax.envs.datasets.rows import SUFFIXES, LeftOut, rows_of, spelled
 from marft_jax.envs.datasets.tasks import Row, as_task
 from marft_jax.errors import BadInput, printable
-from marft_jax.setting import Count, Fraction, PathText, Positive, setting
+from marft_jax.settings.setting import Count, Fraction, PathText, Positive, setting
 
 _ROUND = 10_000  # positions after which the sources take turns as before
 _FILTER = re.compile(r"([^=!<>]+?)\s*(!=|<=|>=|=)\s*(.*)")

@@ -26,7 +26,7 @@ from marft_jax.errors import BadInput
 from marft_jax.extras.code.rows import FunctionTest, ScriptTest, Suite, WrappedTest, as_task
 from marft_jax.extras.code.sandbox import Limits, Outcome, Sandbox, Unusable
 from marft_jax.extras.code.statements import IMPORTS
-from marft_jax.setting import LARGEST, Natural, Seconds
+from marft_jax.settings.setting import LARGEST, Natural, Seconds
 
 _OPENING = re.compile(
     r"(?<!`)(?:`{3,}+[^`\n]+`{3,}|(`{3,}+)[ \t]*((?:[A-Za-z][\w+#-]*)?)([^`\n]*)\n)"

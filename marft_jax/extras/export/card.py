@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 
 from huggingface_hub import ModelCard, ModelCardData
 
-from marft_jax.config import Config
 from marft_jax.envs.datasets.rows import SUFFIXES
 from marft_jax.extras.export import turns
 from marft_jax.formats import jsonlines
+from marft_jax.settings.config import Config
 from marft_jax.team.prompts import Team
 from marft_jax.team.team_files import Blueprint
 

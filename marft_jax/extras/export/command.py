@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from marft_jax import cli
-from marft_jax.setting import check_local
+from marft_jax.settings.setting import check_local
 
 _ANY_MACHINE = ("--mesh.data", "-1", "--mesh.fsdp", "1", "--mesh.tensor", "1")
 

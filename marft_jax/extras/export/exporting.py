@@ -16,7 +16,6 @@ import numpy as np
 from rich.console import Console
 from safetensors import SafetensorError
 
-from marft_jax import config as config_lib
 from marft_jax.errors import BadInput, RunFailed, printable, reason
 from marft_jax.extras.export import card, huggingface, turns
 from marft_jax.interop import peft
@@ -26,6 +25,7 @@ from marft_jax.run.manifest import DRAFT
 from marft_jax.run.models import TeamModels, open_models
 from marft_jax.run.progress import Progress
 from marft_jax.run.states import restore_state
+from marft_jax.settings import config as config_lib
 from marft_jax.team.team_files import dump_team
 
 

@@ -10,11 +10,11 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from marft_jax.config import Config
 from marft_jax.errors import BadInput
 from marft_jax.evaluation.scores import Estimate
 from marft_jax.evaluation.tables import folding
 from marft_jax.extras.games.ratings import Outcomes
+from marft_jax.settings.config import Config
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:

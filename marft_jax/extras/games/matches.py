@@ -13,7 +13,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from marft_jax.background import DaemonThreads
-from marft_jax.config import Config
 from marft_jax.envs.base import open_source
 from marft_jax.errors import BadInput
 from marft_jax.evaluation.benchmarks import BenchmarkPlan
@@ -32,6 +31,7 @@ from marft_jax.run.samplers import open_sampler
 from marft_jax.run.signals import Stop
 from marft_jax.run.states import restore_state
 from marft_jax.sampling.protocol import version_of
+from marft_jax.settings.config import Config
 from marft_jax.team.prompts import Team
 
 

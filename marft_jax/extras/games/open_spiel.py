@@ -17,7 +17,7 @@ from marft_jax.extras.games.moves import read_move
 from marft_jax.extras.games.processes import GameSettings, game_source
 from marft_jax.extras.games.seats import check_movers, outcomes, seat_of, take_seats
 from marft_jax.extras.games.tree import Tree, load
-from marft_jax.setting import Natural, setting
+from marft_jax.settings.setting import Natural, setting
 from marft_jax.types import StepResult, Turn
 
 _LISTED = 40  # legal moves that a player is shown, at most

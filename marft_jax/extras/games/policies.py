@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from marft_jax.config import Config
 from marft_jax.errors import BadInput
 from marft_jax.extras.games import exploitability as exact
 from marft_jax.extras.games import open_spiel
@@ -24,6 +23,7 @@ from marft_jax.models.lora import Adapters
 from marft_jax.run.checkpoints import Checkpoints
 from marft_jax.run.models import TeamModels, open_models
 from marft_jax.run.states import restore_state
+from marft_jax.settings.config import Config
 from marft_jax.team.prompts import State
 from marft_jax.types import Episode, StepResult, Turn
 

@@ -17,11 +17,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from marft_jax.config import Config, RolloutSettings
 from marft_jax.learning.state import EMA, TrainState
 from marft_jax.learning.state_parts import StatePart
 from marft_jax.models.lora import Adapters
 from marft_jax.random_keys import Stream, generator
+from marft_jax.settings.config import Config, RolloutSettings
 from marft_jax.team.prompts import Team
 from marft_jax.types import MAIN, Episode
 

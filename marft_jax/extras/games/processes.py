@@ -14,14 +14,14 @@ from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
-from marft_jax.config import EnvSettings
 from marft_jax.envs.base import EVAL_SEEDS, EnvSource, Member, Split, make, settings_type
 from marft_jax.envs.worker_side.serving import Answer, Line, serve
 from marft_jax.envs.workers import Workers
 from marft_jax.errors import BadInput
 from marft_jax.formats import jsonlines
 from marft_jax.plugins import failure_of
-from marft_jax.setting import Natural, Positive, setting
+from marft_jax.settings.config import EnvSettings
+from marft_jax.settings.setting import Natural, Positive, setting
 from marft_jax.types import StepResult, Turn
 
 _AT_HAND = 4096  # games that a worker keeps; the oldest is dropped first

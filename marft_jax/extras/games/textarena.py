@@ -16,7 +16,7 @@ from marft_jax.envs.base import EnvSource, Split
 from marft_jax.errors import BadInput
 from marft_jax.extras.games.processes import GameSettings, game_source
 from marft_jax.extras.games.seats import check_movers, outcomes
-from marft_jax.setting import Count
+from marft_jax.settings.setting import Count
 from marft_jax.types import StepResult, Turn, without_thinking
 
 _LOCK = threading.Lock()  # TextArena uses Python's global random generator

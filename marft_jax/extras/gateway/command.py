@@ -19,12 +19,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from marft_jax import cli
-from marft_jax.config import Config
 from marft_jax.envs.base import EnvSource
 from marft_jax.errors import BadInput, reason
 from marft_jax.formats import documents
 from marft_jax.formats.hosts import name_of, url_of
 from marft_jax.random_keys import Stream
+from marft_jax.settings.config import Config
 from marft_jax.types import Player
 
 if TYPE_CHECKING:

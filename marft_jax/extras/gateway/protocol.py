@@ -14,7 +14,7 @@ from marft_jax.extras.gateway.errors import ApiError
 from marft_jax.formats import foreign
 from marft_jax.models.tokenizers.tokenizer import Message
 from marft_jax.plugins import load_extra, shown, text_of
-from marft_jax.setting import checked
+from marft_jax.settings.setting import checked
 from marft_jax.team.profiles import SAMPLING
 
 _MOST_CHOICES = 128

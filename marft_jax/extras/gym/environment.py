@@ -18,7 +18,7 @@ from marft_jax.envs.base import EnvSource, Grade, Split, Task
 from marft_jax.envs.grading.extract import boxed_answer
 from marft_jax.envs.workers import Workers
 from marft_jax.errors import BadInput
-from marft_jax.setting import Count, Seconds
+from marft_jax.settings.setting import Count, Seconds
 
 _TAGGED = re.compile(r"<answer>(.*?)</answer>", re.S | re.I)
 _ASK = "\nWrite the final answer between <answer> and </answer>."

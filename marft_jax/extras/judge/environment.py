@@ -19,7 +19,7 @@ from marft_jax.envs.grading.compare import quick
 from marft_jax.envs.grading.extract import extract
 from marft_jax.errors import BadInput
 from marft_jax.extras.judge.verdicts import JUDGE, SCORE, scores_of
-from marft_jax.setting import Positive, Seconds, setting
+from marft_jax.settings.setting import Positive, Seconds, setting
 from marft_jax.types import StepResult, Turn, without_thinking
 
 if TYPE_CHECKING:

@@ -20,12 +20,13 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from rich.console import Console
 
-from marft_jax import cli, unread
-from marft_jax.config import Config, RolloutSettings
+from marft_jax import cli
+from marft_jax.cli import unused_settings
 from marft_jax.errors import BadInput
 from marft_jax.extras.planning import emit
 from marft_jax.learning.checking import check_team
-from marft_jax.setting import check_local
+from marft_jax.settings.config import Config, RolloutSettings
+from marft_jax.settings.setting import check_local
 
 if TYPE_CHECKING:
     from marft_jax.extras.planning.verdict import Plan
@@ -49,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
         if bool(own.emit) != bool(own.out) or own.image and not own.emit:
             raise BadInput("--emit: expected --emit KIND --out FILE, and --image for a jobset only")
         check_local("--out", own.out)
-        unread.log(unread.warning(config))
+        unused_settings.log(unused_settings.warning(config))
         check_team(config)
         # after the settings are checked: JAX takes seconds to import
         from marft_jax.extras.planning.planner import described, plans

@@ -15,7 +15,6 @@ import numpy as np
 from flax import nnx
 from jax.sharding import Mesh
 
-from marft_jax.config import Algo, Config, Rollout
 from marft_jax.engine import compiled as engine
 from marft_jax.engine import kv_cache as cache_lib
 from marft_jax.extras.planning.topology import Topology
@@ -37,6 +36,7 @@ from marft_jax.policy.objective import Inputs
 from marft_jax.policy.optimiser import adam
 from marft_jax.policy.packing import PackedRows
 from marft_jax.policy.rows import microbatches
+from marft_jax.settings.config import Algo, Config, Rollout
 from marft_jax.team.prompts import Team
 from marft_jax.types import MAIN, Level
 

@@ -23,13 +23,13 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from marft_jax.config import Algo
 from marft_jax.extras.planning.compile import Compiled, PlannedRun, per_chip, prompt_rows
 from marft_jax.models.decoder_config import DecoderConfig
 from marft_jax.models.lora import adapted, shape_of
 from marft_jax.parallel import mesh as mesh_lib
 from marft_jax.parallel import processes
 from marft_jax.policy.packing import PackedRows
+from marft_jax.settings.config import Algo
 
 PLAYING = ("decode", "prefill")
 LEARNING = ("values", "teacher", "gradients", "critic", "optimiser")

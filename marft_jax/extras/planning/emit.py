@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jinja2
 
-from marft_jax.config import Config, Rollout, RolloutSettings
+from marft_jax.cli.sections import Words
 from marft_jax.errors import BadInput
 from marft_jax.extras.planning.chips import GPUS
-from marft_jax.sections import Words
+from marft_jax.settings.config import Config, Rollout, RolloutSettings
 from marft_jax.team.team_files import load_team
 
 if TYPE_CHECKING:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 
-from marft_jax import config as config_lib
 from marft_jax.extras.planning import cost, verdict
 from marft_jax.extras.planning.compile import PlannedRun, compiled, describe
 from marft_jax.extras.planning.topology import Topology
@@ -15,6 +14,7 @@ from marft_jax.learning.settings import Distill
 from marft_jax.models import lora
 from marft_jax.models.tokenizers.tokenizer import ByteTokenizer
 from marft_jax.models.weights.sources import decoder_config
+from marft_jax.settings import config as config_lib
 from marft_jax.team.assemble import make_team, workflow_of
 from marft_jax.team.bases import context_of, models_of
 from marft_jax.team.team_files import load_team

@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from marft_jax.config import Algo, Branching, Config
 from marft_jax.learning.batch import OfBase, pack_turns
 from marft_jax.learning.credit import CREDITS
 from marft_jax.learning.settings import LearnerSettings
 from marft_jax.rollout.branches import turns_at
+from marft_jax.settings.config import Algo, Branching, Config
 from marft_jax.team.prompts import Team
 from marft_jax.types import MAIN, Episode, Level, StepResult, Turn
 

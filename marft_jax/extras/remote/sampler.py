@@ -18,7 +18,6 @@ import numpy as np
 from pydantic import Field
 
 from marft_jax.background import Background
-from marft_jax.config import RolloutSettings
 from marft_jax.errors import BadInput, RunFailed
 from marft_jax.extras.remote import proof
 from marft_jax.extras.remote.dialects import Ask
@@ -28,7 +27,8 @@ from marft_jax.extras.remote.server import NoAnswer, Server
 from marft_jax.sampling import Capabilities, Completion, Request, Sampler
 from marft_jax.sampling.protocol import AdaptersOfBases
 from marft_jax.sampling.settings import Matrices, SamplerSetup
-from marft_jax.setting import Count, PathText
+from marft_jax.settings.config import RolloutSettings
+from marft_jax.settings.setting import Count, PathText
 
 LOGGER = logging.getLogger("marft_jax")
 

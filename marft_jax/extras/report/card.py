@@ -9,11 +9,11 @@ import statistics
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from marft_jax.config import Config
 from marft_jax.extras.report.reading import Row, RunRecord, defaults, moment
 from marft_jax.formats import jsonlines
 from marft_jax.run.reporters import clock
-from marft_jax.setting import that_decide
+from marft_jax.settings.config import Config
+from marft_jax.settings.setting import that_decide
 
 _MOST = 50  # events and warnings that are shown
 _MOST_POINTS = 60  # of the small curve

@@ -29,7 +29,7 @@ from marft_jax.extras.report.reading import RunRecord, check_runs, read_runs, sp
 from marft_jax.extras.report.serving import serve
 from marft_jax.formats import jsonlines
 from marft_jax.run.place import place_of
-from marft_jax.setting import check_local
+from marft_jax.settings.setting import check_local
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:

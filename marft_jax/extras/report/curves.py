@@ -8,9 +8,9 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from marft_jax.config import Config
 from marft_jax.extras.report.reading import RunRecord
-from marft_jax.setting import that_decide
+from marft_jax.settings.config import Config
+from marft_jax.settings.setting import that_decide
 
 _NUMBERS = 500_000  # in all curves of a page
 _POINTS = 2000  # of a curve, at most

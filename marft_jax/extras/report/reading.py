@@ -12,8 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import yaml
 
-from marft_jax import config as config_lib
-from marft_jax import sections as sections_lib
+from marft_jax.cli import sections as sections_lib
 from marft_jax.envs import base as envs
 from marft_jax.errors import BadInput, reason
 from marft_jax.formats import documents, foreign
@@ -21,6 +20,7 @@ from marft_jax.learning import settings as algorithms
 from marft_jax.run.manifest import MANIFEST
 from marft_jax.run.place import place_of
 from marft_jax.run.reporters import FROM_BASE
+from marft_jax.settings import config as config_lib
 
 Row = dict[str, Any]
 Notes = list[str]

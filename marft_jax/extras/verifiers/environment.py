@@ -23,11 +23,11 @@ from concurrent.futures import Future, InvalidStateError, wait
 from typing import Any
 
 from marft_jax.background import Background
-from marft_jax.config import EnvSettings
 from marft_jax.envs.base import EnvSource, Split, held_out
 from marft_jax.errors import BadInput, described, reason
 from marft_jax.plugins import load_extra
-from marft_jax.setting import Count, Fraction
+from marft_jax.settings.config import EnvSettings
+from marft_jax.settings.setting import Count, Fraction
 from marft_jax.types import StepResult
 
 _SEAT = {"runtime": {"type": "subprocess"}, "harness": {"id": "null"}}

@@ -20,7 +20,6 @@ from flax import nnx
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from marft_jax.config import Model as ModelSettings
 from marft_jax.errors import BadInput
 from marft_jax.models.decoder import Base, Decoder
 from marft_jax.models.decoder_config import DecoderConfig
@@ -31,6 +30,7 @@ from marft_jax.models.parts.part import Axes
 from marft_jax.models.tokenizers.tokenizer import Tokenizer
 from marft_jax.models.weights.sources import Shapes, Tensors, open_source
 from marft_jax.parallel import mesh as mesh_lib
+from marft_jax.settings.config import Model as ModelSettings
 
 Place = Callable[[Axes, np.ndarray], jax.Array]
 Report = Callable[[int, int], None]

@@ -21,7 +21,6 @@ from logits import TOKENS, our_logits
 from safetensors.numpy import load_file, save_file
 from test_export import run_export
 
-from marft_jax import config as config_lib
 from marft_jax.cli import configure
 from marft_jax.extras.export import huggingface
 from marft_jax.interop import peft
@@ -32,6 +31,7 @@ from marft_jax.run.directory import write_settings
 from marft_jax.run.loaded_team import LoadedTeam
 from marft_jax.run.models import open_models
 from marft_jax.run.states import make_learner
+from marft_jax.settings import config as config_lib
 from marft_jax.team.profiles import BUILT_IN
 from marft_jax.team.team_files import Blueprint
 from marft_jax.types import MAIN

@@ -13,7 +13,6 @@ import small
 from run_files import arrays_of, killed_after, lines_of
 
 from marft_jax import evaluate, train
-from marft_jax.config import Rollout
 from marft_jax.errors import BadInput
 from marft_jax.extras.games import pool
 from marft_jax.extras.report.episodes import episode
@@ -21,6 +20,7 @@ from marft_jax.extras.report.reading import read_run
 from marft_jax.learning.state import TrainState
 from marft_jax.learning.state_parts import after_step, begin, find_state_parts
 from marft_jax.policy.optimiser import PolicyState
+from marft_jax.settings.config import Rollout
 from marft_jax.team.profiles import Profile
 from marft_jax.team.team_files import Blueprint
 from marft_jax.types import MAIN, Episode, StepResult

@@ -18,7 +18,6 @@ import small
 import yaml
 
 from marft_jax import cli
-from marft_jax.config import Config
 from marft_jax.errors import BadInput
 from marft_jax.extras.planning import command, emit, planner, topology, verdict
 from marft_jax.extras.planning.chips import GPUS, TPUS
@@ -28,6 +27,7 @@ from marft_jax.extras.planning.topology import Topology
 from marft_jax.extras.planning.verdict import Plan
 from marft_jax.extras.planning.work import step_work
 from marft_jax.learning.algorithms import find_algorithm
+from marft_jax.settings.config import Config
 from marft_jax.types import MAIN
 
 # chips of a host and hosts of each, as the compilers tell them

@@ -17,7 +17,6 @@ import small
 from rich.console import Console
 
 from marft_jax import cli
-from marft_jax import config as config_lib
 from marft_jax.extras.planning import command as plan_lib
 from marft_jax.extras.planning import cost, planner, verdict
 from marft_jax.extras.planning.chips import GPUS, Chip
@@ -31,6 +30,7 @@ from marft_jax.models.weights import tiny as tiny_model
 from marft_jax.run.models import open_models
 from marft_jax.run.samplers import open_sampler
 from marft_jax.run.states import make_learner
+from marft_jax.settings import config as config_lib
 from marft_jax.team.team_files import load_team
 from marft_jax.types import MAIN
 

@@ -20,7 +20,6 @@ import small
 from stand_in import LONGEST, StandIn
 
 from marft_jax import cli
-from marft_jax.config import Lora
 from marft_jax.errors import RunFailed
 from marft_jax.extras.remote.dialects import Ask
 from marft_jax.extras.remote.sampler import HttpSampler, HttpSettings
@@ -30,6 +29,7 @@ from marft_jax.parallel import mesh as mesh_lib
 from marft_jax.run.adapter_tools import adapter_tools
 from marft_jax.sampling import Request, version_of
 from marft_jax.sampling.settings import SampledBase, SamplerSetup
+from marft_jax.settings.config import Lora
 from marft_jax.types import MAIN, Sampling
 
 VLLM = os.environ.get("MARFT_VLLM", "")

@@ -14,11 +14,11 @@ import small
 from stand_in import StandIn
 from test_arrival import open_http, play, requests, small_base, version
 
-from marft_jax.config import RolloutSettings
 from marft_jax.errors import BadInput, RunFailed
 from marft_jax.extras.remote import proof, server
 from marft_jax.extras.remote.dialects import Ask
 from marft_jax.sampling import version_of
+from marft_jax.settings.config import RolloutSettings
 from marft_jax.types import MAIN, Sampling
 
 

@@ -21,7 +21,6 @@ import pytest
 from run_files import LOG, episode, lines, turn, write_run
 
 from marft_jax import plugins
-from marft_jax.config import Run
 from marft_jax.errors import BadInput, printable
 from marft_jax.extras import report
 from marft_jax.extras.report import card, choosing, command, evaluations, page, reading, serving
@@ -33,6 +32,7 @@ from marft_jax.extras.report.reading import read_run, read_runs
 from marft_jax.formats import foreign, jsonlines
 from marft_jax.learning import settings as algorithms
 from marft_jax.run.reporters import FROM_BASE
+from marft_jax.settings.config import Run
 
 
 class Elements(HTMLParser):

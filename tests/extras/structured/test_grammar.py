@@ -15,7 +15,6 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models
 from transformers import PreTrainedTokenizerFast
 
-from marft_jax import config as config_lib
 from marft_jax.background import DaemonThreads
 from marft_jax.errors import BadInput
 from marft_jax.extras.structured import grammar
@@ -23,6 +22,7 @@ from marft_jax.extras.structured.grammar import check, constraint, violates
 from marft_jax.models.tokenizers.tokenizer import FALLBACK_TEMPLATE, ByteTokenizer, Tokenizer
 from marft_jax.rollout.rollout import Rollout
 from marft_jax.sampling.protocol import Completion, Request
+from marft_jax.settings import config as config_lib
 from marft_jax.team.assemble import make_team
 from marft_jax.team.profiles import Profile
 from marft_jax.team.team_files import Blueprint, dump_team, load_team

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 
 from tinker import types
 
-from marft_jax.config import Config, Rollout
 from marft_jax.errors import BadInput
 from marft_jax.extras.gateway.tinker.adapters import LADDER, Adapters
 from marft_jax.extras.gateway.tinker.models import Model, Models
@@ -24,6 +23,7 @@ from marft_jax.parallel.mesh import local_mesh
 from marft_jax.run.models import load_onto, open_devices
 from marft_jax.run.samplers import Shape, engine_on
 from marft_jax.sampling.batcher import Batcher
+from marft_jax.settings.config import Config, Rollout
 from marft_jax.team.bases import context_of
 from marft_jax.types import MAIN
 

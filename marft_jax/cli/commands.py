@@ -21,10 +21,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from marft_jax import config as config_lib
-from marft_jax import sections as sections_lib
-from marft_jax import unread
-from marft_jax.config import Config
+from marft_jax.cli import sections as sections_lib
+from marft_jax.cli import unused_settings
+from marft_jax.cli.merging import (
+    flatten,
+    merge,
+    read_file,
+    read_run,
+    resolve,
+    to_train,
+)
+from marft_jax.cli.sections import Words
 from marft_jax.errors import (
     FILE_SYSTEM,
     BadInput,
@@ -37,17 +44,10 @@ from marft_jax.errors import (
     printable,
 )
 from marft_jax.learning.checking import check_team, check_training
-from marft_jax.merging import (
-    flatten,
-    merge,
-    read_file,
-    read_run,
-    resolve,
-    to_train,
-)
 from marft_jax.plugins import name_of
-from marft_jax.sections import Words
-from marft_jax.setting import replaced, words_of
+from marft_jax.settings import config as config_lib
+from marft_jax.settings.config import Config
+from marft_jax.settings.setting import replaced, words_of
 from marft_jax.team.team_files import Blueprint
 
 Source = str | Path | Mapping[str, Any]
@@ -139,7 +139,7 @@ def parse_run(
 def _to_play(layers: Sequence[Words]) -> Config:
     """Builds the config of a team that plays on all devices and learns nothing."""
     config = resolve(layers)
-    unread.log(unread.warning(config, evaluates=True))
+    unused_settings.log(unused_settings.warning(config, evaluates=True))
     return replaced(config, "mesh.rollout", ())
 
 

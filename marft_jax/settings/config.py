@@ -17,7 +17,7 @@ from pydantic import AfterValidator, Field
 from pydantic_core import to_jsonable_python
 
 from marft_jax.errors import BadInput
-from marft_jax.setting import (
+from marft_jax.settings.setting import (
     LARGEST,
     NUMBER,
     Count,

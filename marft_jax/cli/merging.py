@@ -12,15 +12,15 @@ from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
-from marft_jax import config as config_lib
-from marft_jax import sections as sections_lib
-from marft_jax.config import Config
+from marft_jax.cli import sections as sections_lib
+from marft_jax.cli.sections import Words
 from marft_jax.errors import BadInput
 from marft_jax.formats import documents
 from marft_jax.learning import settings as algorithms
 from marft_jax.run.place import is_run, place_of
-from marft_jax.sections import Words
-from marft_jax.setting import (
+from marft_jax.settings import config as config_lib
+from marft_jax.settings.config import Config
+from marft_jax.settings.setting import (
     from_words,
     get,
     properties,

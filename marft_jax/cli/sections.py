@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import fields
 from typing import Any, NamedTuple, NoReturn
 
-from marft_jax.config import Algo, Config, EnvSettings, RolloutSettings
 from marft_jax.envs import base as envs
 from marft_jax.errors import BadInput
 from marft_jax.learning import settings as algorithms
 from marft_jax.sampling import settings as samplers
-from marft_jax.setting import help_lines, properties, schema_of, texts, words_of
+from marft_jax.settings.config import Algo, Config, EnvSettings, RolloutSettings
+from marft_jax.settings.setting import help_lines, properties, schema_of, texts, words_of
 from marft_jax.team import team_files
 
 Words = dict[str, list[str]]

@@ -7,8 +7,8 @@ import logging
 from collections.abc import Iterator
 from typing import Any
 
-from marft_jax.config import Config, Team, longest_action
-from marft_jax.setting import get, needs_of, replaced, settings, spelled
+from marft_jax.settings.config import Config, Team, longest_action
+from marft_jax.settings.setting import get, needs_of, replaced, settings, spelled
 from marft_jax.team.assemble import workflow_of
 from marft_jax.team.team_files import Blueprint, load_team
 
