@@ -73,8 +73,10 @@ def _whole(logprobs_BV: Array) -> tuple[Array, Array]:
 
 
 def _filtered(logprobs_BV: Array, settings: SlotSampling) -> tuple[Array, Array]:
-    weights_BV = jnp.exp(logprobs_BV) * _kept(logprobs_BV, settings)
-    return weights_BV, total(weights_BV)
+    kept_BV = _kept(logprobs_BV, settings)
+    weights_BV = jnp.exp(logprobs_BV) * kept_BV
+    # a row without filters is as alone, whatever the rounding of its sum
+    return weights_BV, jnp.where(kept_BV.all(-1), 1.0, total(weights_BV))
 
 
 def _uniform(key_2: Array, count: Array) -> Array:
