@@ -37,8 +37,9 @@ from marft_jax.policy import programs  # noqa: E402
 from marft_jax.team.prompts import Team  # noqa: E402
 
 if PLAIN and jax.__version_info__ < (0, 11):  # later ones end at a flag that they no longer have
-    flags = "--xla_cpu_use_fusion_emitters=false", "--xla_cpu_parallel_codegen_split_count=1"
-    os.environ.setdefault("XLA_FLAGS", " ".join(flags))
+    flags = ["--xla_cpu_use_fusion_emitters=false", "--xla_cpu_parallel_codegen_split_count=1"]
+    others = [flag for flag in os.environ.get("XLA_FLAGS", "").split() if flag not in flags]
+    os.environ["XLA_FLAGS"] = " ".join(flags + others)  # of two settings of a flag the last holds
 jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
