@@ -52,7 +52,7 @@ def test_a_hostile_file_is_one_line_at_once(what, tmp_path):
         with pytest.raises(BadInput, match=message) as caught:
             read()
         assert "\n" not in str(caught.value) and len(str(caught.value)) < 500
-    assert time.monotonic() - begin < 5
+    assert time.monotonic() - begin < 60  # others take hours
 
 
 @pytest.mark.parametrize("file", ["no/such.yaml", ".", "a\0b", "/dev/zero"])

@@ -61,10 +61,10 @@ def test_a_sampler_that_failed_to_serve_goes_on_serving():
     with Batcher(sampler) as batcher:
         for expected in (batcher.load({}, "1"), batcher.load({}, "1")):
             with pytest.raises(RunFailed, match="the sampler has failed: RunFailed: no server"):
-                expected.result(10)
+                expected.result(60)
         sampler.fails = False
-        batcher.load({}, "2").result(10)
-        assert batcher.submit(asked()).result(10).version == "2" and batcher.alive
+        batcher.load({}, "2").result(60)
+        assert batcher.submit(asked()).result(60).version == "2" and batcher.alive
 
 
 def test_a_request_that_comes_after_a_call_between_steps_is_handed_over_after_it():

@@ -233,8 +233,8 @@ def test_callers_are_mixed_and_adapters_wait_for_them_only_where_they_must():
         batcher._admit()
         loaded = batcher.load({MAIN: small.adapters(3)}, "new")
         with batcher:
-            loaded.result(10)
-            return [future.result(10).version for future in asked], order
+            loaded.result(60)
+            return [future.result(60).version for future in asked], order
 
     assert run(False) == (["", "", ""], ["new"])
     assert run(True) == (["new", "new", "new"], ["new"])

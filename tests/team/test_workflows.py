@@ -518,7 +518,7 @@ def test_an_environment_that_hangs_costs_its_episode_and_nothing_else():
         "        return super().step(turns)\n"
         "engine = scripted.Scripted(lambda request: 'a')\n"
         "rollout = Rollout(engine, small.team(2), WORKFLOWS['sequential'], lambda: Hangs(1),\n"
-        "                  DaemonThreads(), max_failed=0.5, step_seconds=0.3)\n"
+        "                  DaemonThreads(), max_failed=0.5, step_seconds=3.0)\n"
         "played = rollout.play(small.samples([0, 1, 2]), 0)\n"
         "print([len(episode.turns) for episode in played.episodes], len(played.failed))"
     )

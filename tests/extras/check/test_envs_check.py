@@ -4,6 +4,7 @@ import random
 import re
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
@@ -127,17 +128,17 @@ def test_mistakes_in_views_and_tools_are_named(methods, message):
 
 @pytest.mark.parametrize("method", ["__init__", "reset", "step", "view", "tool"])
 def test_a_check_has_a_time_limit(method):
-    hanging = type("Hanging", (Watching,), {method: lambda self, *args: time.sleep(4)})
-    started = time.monotonic()
-    problems, _ = check(hanging, seconds=0.3)
-    assert time.monotonic() - started < 3.5
-    assert len(problems) == 1 and re.search(r"no answer after 0\.[1-3] s", problems[0])
+    over = threading.Event()
+    hanging = type("Hanging", (Watching,), {method: lambda self, *args: over.wait(60)})
+    problems, _ = check(hanging, seconds=1.0)
+    over.set()
+    assert len(problems) == 1 and re.search(r"no answer after [01]\.\d s", problems[0])
     assert "test_envs_check.py" in problems[0]
 
 
 def test_a_slow_environment_is_checked_as_far_as_time_goes():
-    slow = type("Tardy", (Sound,), {"reset": lambda self, seed: time.sleep(0.1) or f"t {seed}"})
-    problems, remarks = check(slow, seconds=1.0)
+    slow = type("Tardy", (Sound,), {"reset": lambda self, seed: time.sleep(0.2) or f"t {seed}"})
+    problems, remarks = check(slow, seconds=2.0)
     assert problems == [] and any("of 20 episodes were played" in remark for remark in remarks)
 
 

@@ -388,9 +388,10 @@ def test_rooms_end_with_the_process_that_made_them():
     process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
     if process.stdout.readline() != b"up\n":
         pytest.skip("no isolation on this machine")
-    time.sleep(0.3)
-    below = descendants(process.pid)
-    assert below
+    deadline = time.monotonic() + 60
+    while not (below := descendants(process.pid)):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
     process.send_signal(signal.SIGKILL)
     process.wait()
     deadline = time.monotonic() + 60
