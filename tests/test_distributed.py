@@ -13,8 +13,10 @@ import sys
 import time
 from pathlib import Path
 
-import numpy as np
+import bounds
 import pytest
+
+from marft_jax.models.weights import tiny
 
 TEAM = """
 bases: {other: {model: tiny}}
@@ -81,9 +83,8 @@ def assert_alike(run: Path, other: Path) -> None:
     steps = len(metrics(other))
     for two, one in zip(metrics(run)[:steps], metrics(other), strict=True):
         keys = [k for k in one if not k.startswith(("time/", "throughput/", "device/"))]
-        np.testing.assert_allclose(
-            [two[k] for k in keys], [one[k] for k in keys], rtol=2e-4, atol=1e-5, err_msg=str(keys)
-        )
+        got, expected = ({k: row[k] for k in keys} for row in (two, one))
+        bounds.close(got, expected, bounds.update(tiny.CONFIG), size=1.0)
 
 
 @pytest.mark.slow
@@ -104,9 +105,7 @@ def test_two_processes_learn_what_one_does_and_end_when_one_dies(tmp_path):
     both = [start(tmp_path / "two", 400, i, port, 4, logs[i], *apart) for i in range(2)]
     wait_for(tmp_path / "two", 4, both, logs)
     both[1].send_signal(signal.SIGKILL)
-    killed = time.monotonic()
-    assert both[0].wait(90) not in (0, 75)
-    assert time.monotonic() - killed < 60
+    assert both[0].wait(300) not in (0, 75)
     told = logs[0].read_text()
     assert "start all of them again" in told or "JAX distributed service" in told, told[-2000:]
 
@@ -124,7 +123,7 @@ def test_two_processes_learn_what_one_does_and_end_when_one_dies(tmp_path):
     wait_for(tmp_path / "two", done + 1, both, logs)
     assert "continuing after step" in logs[0].read_text()
     both[1].send_signal(signal.SIGTERM)  # one is told, both stop
-    assert [process.wait(60) for process in both] == [75, 75], [f.read_text() for f in logs[:2]]
+    assert [process.wait(300) for process in both] == [75, 75], [f.read_text() for f in logs[:2]]
     steps = [line["step"] for line in metrics(tmp_path / "two")]
     assert steps == list(range(1, len(steps) + 1)) and len(steps) > done
     assert max(int(p.name) for p in (tmp_path / "two/checkpoints").iterdir()) == len(steps)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import bounds
 import pytest
 
 from marft_jax import cli, train_team
 from marft_jax.errors import BadInput
 from marft_jax.models.tokenizers.tokenizer import ByteTokenizer
+from marft_jax.models.weights import tiny
 from marft_jax.team import State
 from marft_jax.team.assemble import make_team
 from marft_jax.team.team_files import load_team
@@ -73,7 +75,8 @@ def test_an_experiment_takes_a_step_on_the_built_in_model(tmp_path, task, rows):
     assert code == 0
     [line] = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
     metrics = json.loads(line)
-    assert metrics["agent/planner/logprob_gap"] < 1e-4 and metrics["episode/turns"] == 2
+    assert metrics["agent/planner/logprob_gap"] < bounds.logprobs(tiny.CONFIG)
+    assert metrics["episode/turns"] == 2
     [first, *_] = (tmp_path / "run" / "transcripts" / "1.jsonl").read_text().splitlines()
     plan, solution = json.loads(first)["turns"]
     assert solution["prompt"].startswith(plan["prompt"])  # one conversation

@@ -237,7 +237,7 @@ def test_an_interval_is_of_seeds_and_tasks_and_holds_the_mean(study, successes, 
 
     middle, least, most = interval(successes, 128, before)
     assert -1 <= least <= middle <= most <= 1
-    assert (least, most) == pytest.approx((low, high), abs=0.02)
+    assert (least, most) == pytest.approx((low, high), abs=0.02)  # simulated
 
 
 def test_an_interval_of_returns_reaches_beyond_one():
@@ -353,9 +353,9 @@ def test_differences_are_paired_by_seed_and_task(study):
     hard_T, luck_ST = rng.random(200) < 0.5, rng.random((5, 200)) < 0.05
     other = np.where(hard_T, 0.0, 1.0) + np.zeros((5, 1))
     middle, least, most = paired(np.maximum(other, luck_ST), other)
-    assert middle == pytest.approx(np.maximum(other, luck_ST).mean() - 0.5, abs=0.1)
+    assert middle == pytest.approx(np.maximum(other, luck_ST).mean() - 0.5, abs=0.1)  # 200 tasks
     assert 0 < least < middle < most < 0.06  # unpaired tasks alone: 0.14 wide
-    assert paired(other, other)[1:] == pytest.approx((-0.02, 0.02), abs=0.01)
+    assert paired(other, other)[1:] == pytest.approx((-0.02, 0.02), abs=0.01)  # simulated
     seeds = np.array([0.1, 0.2, 0.3])[:, None] + np.zeros((3, 2000))
     assert paired(seeds, 0 * seeds)[1:] == pytest.approx((-0.05, 0.45), abs=0.02)  # t: 4.3 x 0.058
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bounds
 import numpy as np
 import pytest
 import small
@@ -42,7 +43,7 @@ def assert_same(one, other, requests):
     done, expected = small.answers(one, requests), small.answers(other, requests)
     for a, b in zip(done, expected, strict=True):
         assert a.ids.tolist() == b.ids.tolist()
-        np.testing.assert_allclose(a.logprobs, b.logprobs, atol=1e-5)
+        np.testing.assert_allclose(a.logprobs, b.logprobs, atol=bounds.logprobs())
     assert small.copied(other) == 0
     return small.copied(one)
 
@@ -143,7 +144,7 @@ def test_a_conversation_goes_on_where_it_ended(pair):
     longer = np.concatenate([with_task(0), said[0], [1, 2, 3]])
     done = [small.answers(each, [asked(longer, 1)])[0] for each in pair]
     assert done[0].ids.tolist() == done[1].ids.tolist()
-    np.testing.assert_allclose(done[0].logprobs, done[1].logprobs, atol=1e-5)
+    np.testing.assert_allclose(done[0].logprobs, done[1].logprobs, atol=bounds.logprobs())
     assert (small.copied(one), small.copied(other)) == (len(with_task(0)) + len(said[0]) - 1, 0)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bounds
 import jax
 import numpy as np
 import pytest
@@ -80,7 +81,7 @@ def test_a_smaller_adapter_with_fewer_matrices_is_itself_in_the_stack():
     alone["q"]["a"][1, ..., :half], alone["q"]["b"][1, ..., :half, :] = q["a"], 2 * q["b"]
     [expected] = small.full_forward(alone, [request.prompt], [done.ids], [1], [1.0])
     picked = expected[np.arange(len(done.ids)), done.ids]
-    np.testing.assert_allclose(done.logprobs, picked, atol=1e-4)
+    np.testing.assert_allclose(done.logprobs, picked, atol=bounds.logprobs())
 
 
 def test_an_adapter_in_use_is_not_replaced():
@@ -111,11 +112,11 @@ def test_stop_ids_end_an_action_and_end_tokens_may_be_switched_off():
 def test_a_call_between_requests_runs_where_the_sampler_runs_and_keeps_its_errors():
     engine = small.engine()
     with Batcher(engine) as batcher:
-        old = batcher.submit(asks([1])[0]).result(60)
+        old = batcher.submit(asks([1])[0]).result(300)
         put = batcher.between(lambda: engine.replace(1, of(small.adapters(3, 1), 1), SCALE, "new"))
         new = batcher.submit(asks([1])[0])
-        assert put.result(60) is None and new.result(60).version == "new"
+        assert put.result(300) is None and new.result(300).version == "new"
         assert not same(old, new.result())
         wrong = batcher.between(lambda: 1 / 0)
-        assert isinstance(wrong.exception(60), ZeroDivisionError)
-        assert batcher.submit(asks([0])[0]).result(60).reason
+        assert isinstance(wrong.exception(300), ZeroDivisionError)
+        assert batcher.submit(asks([0])[0]).result(300).reason

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bounds
 import numpy as np
 import pytest
 import small
@@ -15,6 +16,7 @@ LAYERS, WINDOW, CONTEXT, RING = 4, 7, 320, 128
 CONFIG = small.config_of(
     n_layers=LAYERS, window=WINDOW, sliding=(True, False, True, False), local_rope_theta=100.0
 )
+ROUNDING = bounds.logprobs(CONFIG, tokens=CONTEXT)
 
 
 def engine(**how):
@@ -43,7 +45,7 @@ def of_full_forward(requests, done):
 def assert_full(requests, done):
     for completion, expected in zip(done, of_full_forward(requests, done), strict=True):
         picked = expected[np.arange(len(completion.ids)), completion.ids]
-        np.testing.assert_allclose(completion.logprobs, picked, atol=1e-4)
+        np.testing.assert_allclose(completion.logprobs, picked, atol=ROUNDING)
 
 
 def kinds(one):
@@ -69,7 +71,7 @@ def test_a_group_and_a_conversation_go_on_from_rings():
     assert small.copied(one) >= 3 * 209
     for a, b in zip(done, small.answers(other, group), strict=True):
         assert np.array_equal(a.ids, b.ids)
-        np.testing.assert_allclose(a.logprobs, b.logprobs, atol=1e-5)
+        np.testing.assert_allclose(a.logprobs, b.logprobs, atol=ROUNDING)
     before = small.copied(one)
     longer = np.concatenate([request.prompt, done[-1].ids, np.arange(20)]).astype(np.int32)
     follow = [request._replace(prompt=longer, key=(1, 0, 0))]
@@ -100,7 +102,7 @@ def test_rings_of_rows_on_several_devices():
     split, whole = engine(where=small.mesh_of(2)), engine()
     for a, b in zip(small.answers(split, requests), small.answers(whole, requests), strict=True):
         assert np.array_equal(a.ids, b.ids)
-        np.testing.assert_allclose(a.logprobs, b.logprobs, atol=1e-5)
+        np.testing.assert_allclose(a.logprobs, b.logprobs, atol=ROUNDING)
 
 
 def test_new_adapters_read_nothing_old():

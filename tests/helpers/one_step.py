@@ -6,6 +6,7 @@ import dataclasses
 import functools
 from typing import Any
 
+import bounds
 import jax
 import numpy as np
 import small
@@ -117,6 +118,14 @@ def member(state: TrainState, n: int):
     return jax.tree.map(lambda x: np.asarray(x[n]), policy_of(state)[:2])
 
 
-def close(a, b, tolerance: float):
-    for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
-        np.testing.assert_allclose(x, y, atol=tolerance)
+def alike(got, expected, config: Config, steps: int = 1) -> None:
+    """(state, metrics) of two trainings are the same, but for the rounding of each step."""
+    (state, metrics), (other, others) = got, expected
+    bounds.close(metrics, others, bounds.backward(layers=LAYERS), bounds.LOGITS)
+    roundings = bounds.update(layers=LAYERS)
+    for base, policy in state.policies.items():
+        pairs = policy[:2], other.policies[base][:2]
+        bounds.close_members(*pairs, config.algo.lr, roundings, steps)
+        for i in range(len(state.critic[base])):
+            pairs = ((s.critic[base][i], s.critic_opt[base][i]) for s in (state, other))
+            bounds.close_members(*pairs, config.critic.lr, roundings, steps)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+import bounds
 import jax
 import numpy as np
 import pytest
@@ -297,7 +298,7 @@ def test_every_turn_weighs_one_and_knows_its_agent_group_and_number(level):
         ends = np.cumsum(lengths)
         for turn, n, end in zip(episode.turns, lengths, ends, strict=True):
             span = np.s_[e, end - n : end]
-            np.testing.assert_allclose(chain.weight_EJ[span], 1 / n)
+            bounds.close(chain.weight_EJ[span], 1 / n)
             assert set(chain.agent_EJ[span]) == {turn.agent}
             assert set(chain.group_EJ[span]) == {e // 3}
             [place] = set(chain.place_EJ[span])

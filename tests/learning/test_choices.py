@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 
+import bounds
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import small
-from one_step import ALGO, fresh, learn, on_device, policy_of, same
+from one_step import ALGO, LAYERS, fresh, learn, on_device, policy_of, same
 from one_step import settings as config_of
 
 from marft_jax import cli
@@ -80,8 +81,9 @@ def test_a_whole_step_on_cut_actions_moves_nobody_and_others_as_if_alone():
         for n in (0, 1)
     )
     assert same(first[1], first[0]) and not same(first[2], first[0])
-    for x, y in zip(jax.tree.leaves(second[1]), jax.tree.leaves(second[2]), strict=True):
-        np.testing.assert_allclose(x, y, atol=1e-6)
+    square = jax.tree.map(lambda x: x[1], policy_of(plain).adapters_opt[1].nu)
+    roundings = bounds.update(layers=LAYERS)
+    bounds.close_steps(second[1], second[2], square, ALGO.lr, roundings, steps=ALGO.epochs)
     assert not same(second[1], second[0])
 
 
@@ -100,7 +102,7 @@ def test_a_step_divides_its_gradient_by_what_the_mean_says(mean):
         moments.append(jax.tree.leaves(policy_of(state).adapters_opt[1].mu))
     scale = 1.0 if mean == "sequence" else 4 / 7
     for plain, other in zip(*moments, strict=True):
-        np.testing.assert_allclose(other, scale * plain, rtol=1e-3, atol=1e-8)
+        bounds.close(other, scale * plain, bounds.update(layers=LAYERS))
 
 
 def test_the_entropy_bonus_acts_on_agents_below_the_target():
@@ -110,7 +112,7 @@ def test_the_entropy_bonus_acts_on_agents_below_the_target():
     whole = whole._replace(turns=[t._replace(logprobs=np.full(2, x)) for t, x in pairs])
     loss, chain = loss_of(Tppo(entropy_coef=0.1, entropy_target=1.0), whole)
     expected = np.where(chain.agent_EJ == 0, 0.1, 0.0)
-    np.testing.assert_allclose(loss["entropy"], expected)
+    bounds.close(loss["entropy"], expected)
     np.testing.assert_array_equal(loss["weights"], 1)
 
 
@@ -129,8 +131,9 @@ def test_the_mean_of_the_loss_is_a_word_or_a_number():
 def test_icepop_drops_weights_on_both_sides():
     log = jnp.log(jnp.array([0.4, 0.5, 1.0, 5.0, 6.0]))
     for how, last in ("decoupled", 0.0), ("truncated", 5.0):
-        weight = losses.correction_weight(log, jnp.zeros(5), how, 5.0, 0.5 - 1e-6)
-        np.testing.assert_allclose(weight, [0, 0.5, 1, 5, last], rtol=1e-5)
+        ends = 5.0 + bounds.of(size=5.0), 0.5 - bounds.of(size=0.5)
+        weight = losses.correction_weight(log, jnp.zeros(5), how, *ends)
+        bounds.close(weight, np.array([0, 0.5, 1, 5, last]))
 
 
 def test_a_stale_actions_weight_may_be_that_of_all_its_tokens():
@@ -164,12 +167,13 @@ def test_a_step_corrects_by_action_where_it_is_told():
     of_sequence = dataclasses.replace(algo, correction_of="sequence")
     _, by_token = learn(config_of(algo), stale, name="tppo")
     _, by_action = learn(config_of(of_sequence), stale, name="tppo")
-    np.testing.assert_allclose(by_token["correction_weight"], 1.3, rtol=1e-3)
+    roundings = bounds.update(layers=LAYERS)
+    bounds.close(by_token["correction_weight"], 1.3, roundings)
     turns = [t for e in stale for t in e.turns]
     for agent, got in enumerate(by_action["correction_weight"]):
         lengths = np.array([len(t.action) for t in turns if t.agent == agent])
         weights = np.where(1.3**lengths > 1.5, 0, 1.3**lengths)  # only single tokens stay
-        np.testing.assert_allclose(got, (weights * lengths).sum() / lengths.sum(), rtol=1e-2)
+        bounds.close(got, (weights * lengths).sum() / lengths.sum(), roundings)
 
 
 # Losses.
@@ -180,7 +184,7 @@ def test_cispo_keeps_the_gradient_of_clipped_tokens():
     policy_loss = ALGORITHMS["cispo"].policy_loss
     new, advantages = jnp.log(jnp.array([2.0, 9.0, 0.01])), jnp.array([1.0, 1.0, -1.0])
     slope = jax.grad(lambda x: policy_loss(Cispo(), x, jnp.zeros(3), advantages).sum())(new)
-    np.testing.assert_allclose(slope, [-2, -5, 0.01], rtol=1e-6)
+    bounds.close(slope, np.array([-2, -5, 0.01]))
 
 
 def test_good_samples_are_imitated_beside_the_loss():
@@ -188,7 +192,7 @@ def test_good_samples_are_imitated_beside_the_loss():
     policy_loss, new = ALGORITHMS["grpo"].policy_loss, jnp.log(jnp.array([1.1, 1.1, 9.0]))
     algo, advantages = Grpo(imitation_coef=0.1), jnp.array([1.0, -1.0, 2.0])
     slope = jax.grad(lambda x: policy_loss(algo, x, jnp.zeros(3), advantages).sum())(new)
-    np.testing.assert_allclose(slope, [-1.2, 1.1, -0.1], rtol=1e-6)
+    bounds.close(slope, np.array([-1.2, 1.1, -0.1]))
 
 
 # Baselines and normalisation.
@@ -204,7 +208,7 @@ def test_each_agent_is_normalised_within_its_group():
     chain = batch_lib.build(episodes, rewards, (0, 1), Appo(), "action").chain
     got = find_normalizer("group_agent")(chain.rewards_EJ, chain, False)
     expected = [[1, -1], [-1, 1], [0, 0], [0, 0]]
-    np.testing.assert_allclose(got * chain.mask_EJ, expected, atol=1e-6)
+    bounds.close(got * chain.mask_EJ, np.array(expected))
 
 
 def test_each_role_has_a_moving_mean_of_its_own():
@@ -215,16 +219,16 @@ def test_each_role_has_a_moving_mean_of_its_own():
     chain = batch_lib.build(episodes, rewards, (0, 1), algo, "action").chain
     run, means = ALGORITHMS["reinforce"].advantages, EMA(np.zeros(16), np.zeros(16))
     advantages, returns = run(algo, chain, None, means.mean)
-    np.testing.assert_allclose(advantages, [[3, 1]] * 2)
+    bounds.close(advantages, np.array([[3, 1]] * 2))
     means = means.update(*label_means(returns, chain, roles(chain, "role"), 2 * ROLES), 0.95)
-    np.testing.assert_allclose(means.mean[:3], [3, 1, 0], rtol=1e-6)
+    bounds.close(means.mean[:3], np.array([3, 1, 0]))
     again = chain._replace(rewards_EJ=2 * chain.rewards_EJ)
-    np.testing.assert_allclose(run(algo, again, None, means.mean)[0], [[3, 1]] * 2, rtol=1e-6)
-    assert not run(algo, chain, None, means.mean)[0].any()
+    bounds.close(run(algo, again, None, means.mean)[0], np.array([[3, 1]] * 2))
+    bounds.close(run(algo, chain, None, means.mean)[0], np.zeros((2, 2)), size=3.0)
     by_agent = EMA(np.zeros(2), np.zeros(2)).update(
         *label_means(returns, chain, chain.agent_EJ, 2), 0.95
     )
-    np.testing.assert_allclose(by_agent.mean, [2, 0])
+    bounds.close(by_agent.mean, np.array([2, 0]))
 
 
 @pytest.mark.slow
@@ -235,4 +239,4 @@ def test_a_whole_step_moves_the_mean_of_each_role():
     total = sum(e.reward for e in episodes) / len(episodes)
     means = np.asarray(state.baseline.total_X / np.maximum(state.baseline.weight_X, 1e-9))
     assert means.shape == (2 * ROLES,)
-    np.testing.assert_allclose(means[0], total, rtol=1e-5)
+    bounds.close(means[0], total, size=1.0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+import bounds
 import jax
 import numpy as np
 import pytest
@@ -144,7 +145,8 @@ def test_advantages_are_those_of_the_definitions(tasks, credit, name, how, seed)
     has_critic = name in ("appo", "tppo")
     got, ds, values = learned_from(algo, episodes, rng if has_critic else None)
     expected, _ = reference_update.learned_from(ds, algo, values if has_critic else None)
-    np.testing.assert_allclose(got, expected, rtol=1e-3, atol=1e-4)
+    # deviations may be a hundredth of what was earned, and rounding grows by the same factor
+    bounds.close(got, expected, 100 * bounds.sums(len(got)), size=1.0)
     assert not got[expected == 0].any()
 
 
@@ -188,14 +190,14 @@ def test_turns_are_compared_with_those_of_the_same_place(how):
     got, *_ = learned_from(algo, [sample(0, s, rng) for s in (right, wrong, right, wrong)])
     assert (np.sign(got) == [1] * 3 + [-1] * 3 + [1] * 3 + [-1] * 3).all()
     if how == "group_turn":
-        np.testing.assert_allclose(np.abs(got), 1, rtol=1e-5)
+        bounds.close(np.abs(got), 1, bounds.sums(len(got)))
 
 
 def test_a_turn_whose_place_no_other_reached_is_compared_with_its_task():
     rng = np.random.default_rng(1)
     one, two = sample(0, [([0], 1.0, 0.0)], rng), sample(0, [([0, 1], 0.0, 0.0)], rng)
     algo = algo_of("gspo", "none", {})
-    np.testing.assert_allclose(learned_from(algo, [one, two])[0], [0.5, -0.5, -0.5])
+    bounds.close(learned_from(algo, [one, two])[0], np.array([0.5, -0.5, -0.5]))
     assert not learned_from(algo, [sample(0, [([0, 1], 1.0, 2.0)], rng)])[0].any()
 
 

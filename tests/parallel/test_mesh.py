@@ -6,6 +6,7 @@ import operator
 import threading
 import time
 
+import bounds
 import jax
 import numpy as np
 import pytest
@@ -118,7 +119,7 @@ def test_a_forward_pass_is_the_same_on_every_mesh(shape):
     rows = jax.device_put((tokens, positions, positions * 0 + 15), mesh.rows(where))
     run = jax.jit(lambda params, rows: decoder.forward(one.graphdef, params, *rows)[0])
     expected = run(one.params, (tokens, positions, positions * 0 + 15))
-    np.testing.assert_allclose(run(model.params, rows), expected, atol=1e-4)
+    bounds.close(run(model.params, rows), expected, bounds.forward(layers=1))
     table = model.params["embed"]["embedding"][...]
     assert table.sharding.shard_shape(table.shape) == (264 // shape[2], 32 // shape[1])
     assert rows[0].sharding.shard_shape((8, 16)) == (8 // (shape[0] * shape[1]), 16)

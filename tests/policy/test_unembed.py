@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 
+import bounds
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,6 +14,7 @@ import pytest
 from marft_jax import policy as verbs
 from marft_jax.engine.compiled import Shape
 from marft_jax.models import decoder, lora
+from marft_jax.models.weights import tiny
 from marft_jax.policy import Datum
 from marft_jax.run.samplers import engine_on
 from marft_jax.sampling.protocol import Request
@@ -98,12 +100,12 @@ def test_logprobs_and_gradients_are_those_of_the_sum_of_the_matrices(policy, ada
 
         (_, each), expected = gradients(jax.tree.map(jnp.asarray, adapter.factors))
         for one, (_, learned) in zip(each, own, strict=True):
-            np.testing.assert_allclose(learned.logprobs, one, atol=2e-5)
+            np.testing.assert_allclose(learned.logprobs, one, atol=bounds.logprobs(tiny.CONFIG))
         for name, pair in expected.items():
             for kind, x in pair.items():
                 got = np.asarray(sums.gradient[name][kind].sum(0)[slot])
                 own = got[tuple(map(slice, x.shape))]
-                np.testing.assert_allclose(own, x, atol=1e-5 * np.abs(x).max() + 1e-7)
+                bounds.close(own, x, bounds.backward(tiny.CONFIG))
                 assert not got[..., adapter.rank :].any() if kind == "a" else True
     assert not np.asarray(sums.gradient[lora.UNEMBED]["b"][:, 1]).any()
 
@@ -130,7 +132,7 @@ def test_what_is_sampled_with_it_has_the_logprobs_that_are_learned(policy, adapt
         whole, first = np.concatenate([prompts[ticket], ids]), len(prompts[ticket]) - 1
         datum = Datum.of(slot, whole[:-1], first + np.arange(len(ids)), ids)
         [learned] = on_data.forward(policy, [datum])
-        np.testing.assert_allclose(logprobs, learned, atol=2e-5)
+        np.testing.assert_allclose(logprobs, learned, atol=bounds.logprobs(tiny.CONFIG))
         assert done[ticket].version == str(slot)
 
 
@@ -160,10 +162,10 @@ def test_the_likeliest_tokens_at_each_place(policy, adapters):
             on_data.forward(policy, [datum._replace(targets=ids[:, k].astype(np.int32))])[0]
             for k in range(3)
         ]
-        np.testing.assert_allclose(logprobs, np.stack(each, 1), atol=1e-5)
+        np.testing.assert_allclose(logprobs, np.stack(each, 1), atol=bounds.logprobs(tiny.CONFIG))
         assert (np.diff(logprobs) <= 0).all()
         [own] = on_data.forward(policy, [datum])
-        assert (own <= logprobs[:, 0] + 1e-6).all()
+        assert (own <= logprobs[:, 0] + bounds.logprobs(tiny.CONFIG)).all()
 
 
 def test_adam_goes_on_without_an_advantage_if_it_is_asked_to(policy):

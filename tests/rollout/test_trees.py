@@ -190,7 +190,7 @@ def test_a_plan_counts_the_turns_that_are_played_and_learned(credit, given):
     samples = [Sample(i // 2, i // 2, i % 2) for i in range(60)]
     trunks, others, config = played(rollout, credit, samples, episodes=60, **given)
     work = step_work(config, rollout.team, "sequential")
-    assert work.turns == pytest.approx(len(engine.requests), rel=0.08)
+    assert work.turns == pytest.approx(len(engine.requests), rel=0.08)  # where branches are drawn
     episodes, _ = learnable([(e, np.zeros(len(e.turns))) for e in [*trunks, *others]])
     turns = 60 * (len(work.owners) + len(work.branched))
     assert turns == sum(len(e.turns) for e in episodes)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import bounds
 import numpy as np
 import padded
 import pytest
@@ -12,6 +13,7 @@ from run_files import lines_of
 from marft_jax import evaluate, train
 from marft_jax.cli import configure_run
 from marft_jax.models.tokenizers.tokenizer import ByteTokenizer, from_directory
+from marft_jax.models.weights import tiny
 from marft_jax.run.loaded_team import LoadedTeam
 from marft_jax.settings.setting import replaced
 
@@ -37,7 +39,7 @@ def test_no_id_without_a_token_is_sampled_and_no_episode_is_dropped(context, hol
     assert run_train(run, base, *flags) == 0
     [line] = lines_of(run)
     for agent in ("planner", "solver"):
-        assert line[f"agent/{agent}/logprob_gap"] < 1e-4
+        assert line[f"agent/{agent}/logprob_gap"] < bounds.logprobs(tiny.CONFIG)
         assert 0 < line[f"agent/{agent}/entropy"] < np.log(len(tokenizer.tokens))
     assert "nonfinite" not in (run / "log.txt").read_text()
     rows = (run / "transcripts" / "1.jsonl").read_text().splitlines()
@@ -71,7 +73,7 @@ def test_a_teacher_with_other_padding_scores_the_same_tokens(student, teacher, t
     assert run_train(tmp_path / "run", base, *flags) == 0
     first, second = lines_of(tmp_path / "run")
     for agent in ("planner", "solver"):  # the same weights: nothing to learn, but for rounding
-        assert abs(first[f"agent/{agent}/teacher_kl"]) < 1e-3
+        assert abs(first[f"agent/{agent}/teacher_kl"]) < 2 * bounds.logprobs(tiny.CONFIG)
         assert np.isfinite(second[f"agent/{agent}/grad_norm"])
     assert "nonfinite" not in (tmp_path / "run" / "log.txt").read_text()
 

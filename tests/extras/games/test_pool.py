@@ -156,7 +156,7 @@ def test_elo_compares_checkpoints_of_a_run_and_the_report_draws_it(whole, capsys
     assert not left.value.code
     rows = [*map(json.loads, (whole / "evaluations" / "elo.jsonl").read_text().splitlines())]
     assert [row["step"] for row in rows] == [1, 6]
-    assert sum(row["elo"] for row in rows) == pytest.approx(0, abs=1e-6)
+    assert sum(row["elo"] for row in rows) == pytest.approx(0, abs=1e-6)  # of hundreds
     assert f"{rows[0]['elo']:+.0f}" in capsys.readouterr().out
     record = read_run(whole)
     assert record.metrics[6]["eval/game/elo"] == rows[1]["elo"]

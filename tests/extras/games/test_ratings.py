@@ -15,10 +15,12 @@ from marft_jax.team.team_files import Blueprint
 def test_elo_is_the_rating_whose_odds_are_the_shares_of_points():
     points = np.array([[0, 640, 849], [360, 0, 760], [151, 240, 0]])  # odds of 100 and 200 apart
     low, mid, high = sorted(elo(points), key=lambda rating: rating.mean)
-    assert (high.mean - mid.mean, mid.mean - low.mean) == pytest.approx((100, 200), abs=2)
-    assert high.mean + mid.mean + low.mean == pytest.approx(0, abs=1e-6)
+    steps = high.mean - mid.mean, mid.mean - low.mean
+    assert steps == pytest.approx((100, 200), abs=2)  # points are whole
+    assert high.mean + mid.mean + low.mean == pytest.approx(0, abs=1e-6)  # of hundreds, in float64
     few = max(elo(points / 100), key=lambda rating: rating.mean)
-    assert (few.high - few.low) / (high.high - high.low) == pytest.approx(10, rel=0.1)
+    wider = (few.high - few.low) / (high.high - high.low)
+    assert wider == pytest.approx(10, rel=0.1)  # √100, but for the prior
     assert elo(np.array([[0, 9], [0, 0]]))[0].mean < 2000  # who always wins has a rating
 
 
@@ -31,7 +33,7 @@ def test_outcomes_are_counted_with_their_intervals():
     found = outcomes_of([*rows, {"results": []}])["a"]
     assert (found.games, found.failed) == (10, 1)
     assert (found.win.mean, found.draw.mean, found.loss.mean) == (0.6, 0.2, 0.2)
-    assert (found.win.low, found.win.high) == pytest.approx((0.3127, 0.8318), abs=1e-3)
+    assert (found.win.low, found.win.high) == pytest.approx((0.3127, 0.8318), abs=1e-3)  # Wilson's
     assert found.earned.mean == pytest.approx(0.4)
 
 

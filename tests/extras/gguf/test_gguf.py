@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-import chex
+import bounds
 import gguf
 import jax
 import jax.numpy as jnp
@@ -295,7 +295,7 @@ def test_a_converted_checkpoint_has_the_decoder_and_the_weights_of_the_checkpoin
         writer.add_tensor(name, array)
     finish(writer)
     assert gguf_config.read_config(gguf_files.open_gguf(tmp_path / "m.gguf")) == config
-    chex.assert_trees_all_close(read(tmp_path / "m.gguf"), written, atol=1e-6)
+    bounds.close(read(tmp_path / "m.gguf"), written)
 
 
 @pytest.mark.parametrize("arch", ["llama", "qwen2"])
@@ -388,7 +388,7 @@ def test_of_gemma_a_file_holds_the_whole_scales_of_norms(tmp_path):
         ("layers/0/mixer/q_norm/scale", values["attn_q"]),
         ("final_norm/scale", values["output_norm.weight"]),
     ):
-        np.testing.assert_allclose(tensors[ours], stored - 1, atol=1e-6)
+        bounds.close(tensors[ours], stored - 1)
     config = gguf_config.read_config(gguf_files.open_gguf(tmp_path / "m.gguf"))
     [mixer] = config.attentions
     assert (config.window, config.sliding, mixer.rope_theta) == (16, (True,), 1e4)

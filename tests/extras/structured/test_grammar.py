@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 
+import bounds
 import numpy as np
 import pytest
 import small
@@ -65,7 +66,7 @@ def test_a_row_with_a_schema_writes_json_and_the_rows_beside_it_write_what_they_
     for request, written, logprobs in zip(asked, done, scored, strict=True):
         own = constraint(TOKENIZER, 264, FORM) if request.form else lambda ids: None
         expected = small.masked(logprobs, written.ids, own)
-        np.testing.assert_allclose(written.logprobs, expected, atol=1e-4)
+        np.testing.assert_allclose(written.logprobs, expected, atol=bounds.logprobs())
 
 
 def test_every_text_of_random_choices_is_valid_for_many_schemas():
