@@ -212,6 +212,21 @@ def failure_of(error: BaseException) -> Failure:
     return Failure(described(error) + place(error), isinstance(error, BadInput))
 
 
+def called(what: str, function: Callable[..., Any], *args: Any) -> Any:
+    """Calls a user's function; an exception of it is one line. Functions of this package fail as
+    they do.
+
+    Raises:
+        BadInput: the user's function raised something.
+    """
+    if getattr(function, "__module__", "").partition(".")[0] == __name__.partition(".")[0]:
+        return function(*args)
+    try:
+        return function(*args)
+    except (Exception, SystemExit) as error:
+        raise BadInput(f"{what}: {failure_of(error).text}") from error
+
+
 def shown(value: Any) -> str:
     """Writes a value for messages, cut to 60 characters."""
     return f"{value!r:.60}"

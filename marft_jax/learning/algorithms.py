@@ -17,7 +17,7 @@ from marft_jax.learning.layers import gae_by_layer
 from marft_jax.learning.moving import moving_advantage, roles
 from marft_jax.learning.normalizers import NORMALIZERS, check_shape, find_normalizer
 from marft_jax.learning.siblings import inverse_chances
-from marft_jax.plugins import load_plugin, shown
+from marft_jax.plugins import called, load_plugin, shown
 from marft_jax.policy import losses
 from marft_jax.settings.config import Algo, Branching, Update
 from marft_jax.types import Level
@@ -145,7 +145,7 @@ def normalized_advantages(
         BadInput: a user's algorithm or normaliser returned something else.
     """
     what = f"--algo.name {algo.name}"
-    both = algorithm.advantages(algo, chain, values_EJ, baseline_P)
+    both = called(f"{what}: advantages", algorithm.advantages, algo, chain, values_EJ, baseline_P)
     if not isinstance(both, tuple) or len(both) != 2:
         raise BadInput(f"{what}: expected (advantages_EJ, returns_EJ), got {shown(both)}")
     advantages_EJ, returns_EJ = (check_shape(chain.rewards_EJ, x, what) for x in both)
@@ -153,8 +153,8 @@ def normalized_advantages(
     is_out_EJ = np.isin(chain.agent_EJ, broken)
     chain = chain._replace(weight_EJ=np.where(is_out_EJ, 0, chain.weight_EJ))
     advantages_EJ = np.where(is_out_EJ | (chain.mask_EJ == 0), 0, advantages_EJ)
-    name = algo.part(Algo).normalize
-    more = (algo.compares,) if name in NORMALIZERS else ()
-    normal_EJ = find_normalizer(name)(advantages_EJ, chain, *more)
-    normal_EJ = check_shape(advantages_EJ, normal_EJ, f"--algo.normalize {name}")
+    name, whole = algo.part(Algo).normalize, advantages_EJ
+    more, what = (algo.compares,) if name in NORMALIZERS else (), f"--algo.normalize {name}"
+    normal_EJ = called(what, find_normalizer(name), advantages_EJ, chain, *more)
+    normal_EJ = check_shape(whole, normal_EJ, what)
     return np.where(is_out_EJ & (chain.mask_EJ > 0), np.nan, normal_EJ), returns_EJ

@@ -24,7 +24,7 @@ from marft_jax.learning.advantages import place_advantage, returns_to_go
 from marft_jax.learning.chain import Chain, chain_of_turns
 from marft_jax.learning.siblings import sibling_advantage, solo_advantage
 from marft_jax.learning.step_rewards import StepReward, find_step_reward
-from marft_jax.plugins import failure_of, number_of
+from marft_jax.plugins import called, number_of
 from marft_jax.settings.config import Algo
 from marft_jax.types import Credit, Episode, Turn
 
@@ -188,8 +188,4 @@ def _step_rewards(algo: Algo, team: Team) -> list[StepReward]:
 def _score(function: StepReward, turn: Turn, reward: float, episode: Episode) -> float:
     """Calls a step reward, which may be a user's."""
     what = f"step reward of agent {turn.name!r}"
-    try:
-        score = function(turn, reward, episode)
-    except (Exception, SystemExit) as error:
-        raise BadInput(f"{what}: {failure_of(error).text}") from error
-    return number_of(what, score)
+    return number_of(what, called(what, function, turn, reward, episode))

@@ -8,6 +8,7 @@ import jax
 
 from marft_jax.learning.algorithms import Algorithm
 from marft_jax.learning.settings import Clipped, LearnerSettings, TokenLevel, WithCritic
+from marft_jax.plugins import called
 from marft_jax.policy import losses
 from marft_jax.policy.critic import CriticSpec
 from marft_jax.policy.logprobs import Graph
@@ -22,8 +23,9 @@ def objective_of(settings: LearnerSettings, algorithm: Algorithm) -> Objective:
     has_kl = own.kl_in == "loss" and settings.reference != "none"
 
     def loss(logprobs: jax.Array, inputs: Mapping[str, jax.Array]) -> jax.Array:
-        found = algorithm.policy_loss(algo, logprobs, inputs["old"], inputs["advantages"])
-        return check_loss(found, logprobs, f"--algo.name {algo.name}: policy_loss")
+        what = f"--algo.name {algo.name}: policy_loss"
+        read = logprobs, inputs["old"], inputs["advantages"]
+        return check_loss(called(what, algorithm.policy_loss, algo, *read), logprobs, what)
 
     return Objective(
         algorithm.level,

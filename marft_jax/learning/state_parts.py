@@ -11,9 +11,12 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
+import jax
+import numpy as np
+
 from marft_jax.errors import BadInput
 from marft_jax.learning.state import TrainState
-from marft_jax.plugins import load_extra, load_plugin
+from marft_jax.plugins import called, load_extra, load_plugin, shown
 from marft_jax.settings.config import Config
 from marft_jax.team.prompts import Team
 from marft_jax.types import MAIN, Episode
@@ -63,14 +66,13 @@ def find_state_parts(config: Config, team: Team) -> dict[str, StatePart]:
             )
         made[name] = make
     made |= pools
-    return {name: make(config, team) for name, make in made.items()}
+    return {name: called(f"state part {name}", make, config, team) for name, make in made.items()}
 
 
 def begin(parts: Mapping[str, StatePart], state: TrainState) -> TrainState:
     """Sets each part to its first value."""
     for name, part in parts.items():
-        value, state = part.init(state)
-        state = state._replace(parts={**state.parts, name: value})
+        state = _changed(f"state part {name}: init", name, state, part.init, state)
     return state
 
 
@@ -82,6 +84,32 @@ def after_step(
 ) -> TrainState:
     """Moves each part on after a step in which these episodes were played."""
     for name, part in parts.items():
-        value, state = part.after_step(state.parts[name], state, played, seed)
-        state = state._replace(parts={**state.parts, name: value})
+        what, read = f"state part {name}: after_step", (state.parts[name], state, played, seed)
+        state = _changed(what, name, state, part.after_step, *read)
     return state
+
+
+def _changed(
+    what: str, name: str, state: TrainState, function: Callable[..., Any], *args: Any
+) -> TrainState:
+    """Calls a function of a part; what it returns is checked, as a checkpoint must restore it.
+
+    Raises:
+        BadInput: it returned something else than (value, state), or a value of another form.
+    """
+    found = called(what, function, *args)
+    if not (isinstance(found, tuple) and len(found) == 2 and isinstance(found[1], TrainState)):
+        raise BadInput(f"{what}: expected (value, state), got {shown(found)}")
+    (value, changed), forms = found, []
+    for tree in (value, state.parts.get(name, value)):
+        forms.append(str(jax.tree.map(_form, tree)))
+    if forms[0] != forms[1] or "object" in forms[0]:
+        wanted = "arrays or numbers" if forms[0] == forms[1] else f"a value like {forms[1]}"
+        raise BadInput(f"{what}: expected {wanted:.120}, got {shown(value)}")
+    return changed._replace(parts={**changed.parts, name: value})
+
+
+def _form(x: Any) -> str:
+    """Kind and shape of an array."""
+    kind = (x if hasattr(x, "dtype") else np.asarray(x)).dtype.kind
+    return ("object" if kind in "OUS" else kind) + str(np.shape(x))
