@@ -324,3 +324,13 @@ def test_each_key_of_a_team_file_has_a_text_and_help_shows_it(capsys):
             assert f"    {above}{field.name}  " in shown
     assert "agents: top_p  a number above 0 to 1 or none (none)" in shown
     assert "agents: name  text (no default)" in shown
+
+
+@pytest.mark.parametrize("encoding", ["latin-1", "utf-16", "cp1252"])
+@pytest.mark.parametrize("name", ["a.yaml", "a.json"])
+def test_a_settings_file_in_another_encoding_is_to_be_saved_as_utf_8(tmp_path, name, encoding):
+    text = '{"team": {"stop": ["caf\u00e9"]}}'
+    (tmp_path / name).write_bytes(text.encode(encoding))
+    with pytest.raises(BadInput, match="save it as UTF-8") as caught:
+        parse(["--config", str(tmp_path / name)])
+    assert "\n" not in str(caught.value)

@@ -67,7 +67,7 @@ def _why(error: Exception) -> str:
     if isinstance(error, yaml.MarkedYAMLError) and (mark := error.problem_mark):
         what = one_line(f"{error.context or ''} {error.problem}", 300)
         return f"line {mark.line + 1}, column {mark.column + 1}: {what}"
-    return described(error, bare=Exception)
+    return reason(error) if isinstance(error, UnicodeError) else described(error, bare=Exception)
 
 
 class _Loader(yaml.SafeLoader):

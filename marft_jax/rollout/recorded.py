@@ -27,7 +27,7 @@ import numpy as np
 from pydantic import TypeAdapter, ValidationError
 
 from marft_jax.envs.base import Env
-from marft_jax.errors import BadInput, described, reason
+from marft_jax.errors import BadInput, reason
 from marft_jax.formats import foreign, jsonlines
 from marft_jax.models.tokenizers.tokenizer import Tokenizer
 from marft_jax.plugins import Failure, number_of, shown, text_of
@@ -105,7 +105,7 @@ def _parsed(line: bytes, where: str) -> Demonstration | str:
     except BadInput as error:
         return f"{where}: {error}"
     except (ValueError, RecursionError) as error:
-        return f"{where}: {_FORM}, got no JSON: {described(error, bare=ValueError)}"
+        return f"{where}: {_FORM}, got no JSON: {reason(error)}"
 
 
 def _demonstration(where: str, line: str, row: Any) -> Demonstration:
