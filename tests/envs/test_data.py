@@ -185,6 +185,7 @@ GOOD = '{"question": "q", "answer": "1"}'
         ("a.jsonl", '{"answer": "1"}\n', "a.jsonl line 1: expected a question"),
         ("a.jsonl", GOOD + '\n{"question"\n', "a.jsonl line 2: not JSON"),
         ("a.jsonl", "[1]\n", "a.jsonl row 1: expected an object"),
+        ("a.jsonl", "[1]\n[2]\n", "a.jsonl line 1: expected an object"),
         ("a.jsonl", "\n", "expected at least one row"),
         ("a.json", f'[{GOOD}, {{"question": "q"}}]', "a.json row 2: no answer"),
         ("a.json", '[\n{"question": "q",\n', "line 3 column"),

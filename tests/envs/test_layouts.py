@@ -255,7 +255,7 @@ REFUSED = {
                   "expected a short answer"),
     "MetaMathQA": ({"query": Q, "response": "12*34 #### 408\nThe answer is: 408"}, "no answer"),
     "ORZ": ([{"from": "human", "value": Q}, {"from": "assistant",
-             "ground_truth": {"value": "408"}}], "expected an object with a question"),
+             "ground_truth": {"value": "408"}}], "expected a question"),
     "QuALITY": ({"article": "a", **PICK, "options": THREE, "gold_label": 2}, "no answer"),
     "MedMCQA": (PICK | {"opa": "x", "opb": "y", "opc": "z", "cop": 1, "exp": "e"}, "no answer"),
     "HellaSwag": ({"ctx": "She runs", "endings": THREE, "label": "1"}, "expected a question"),

@@ -119,7 +119,7 @@ def test_an_action_is_learned_with_the_ids_that_were_sampled(ids, why, stop, tmp
 def test_what_the_workflow_cannot_replay_is_told_with_its_line(tmp_path):
     plan, answer = ("planner", "1+1=2"), ("solver", "17")
     lines = {
-        "not JSON": '{"task": 1, "turns": [',
+        "no JSON": '{"task": 1, "turns": [',
         "expected {": json.dumps([1]),
         "got 'x'": json.dumps({"task": 1, "turns": ["x"]}),
         "turn 1, text: expected a text": json.dumps({"task": 1, "turns": [{"agent": "planner"}]}),
@@ -139,7 +139,7 @@ def test_what_the_workflow_cannot_replay_is_told_with_its_line(tmp_path):
         "task 1 of this environment is": line(plan, answer, index=1, task="2+2=?"),
         "too many for --model.context": line(plan, answer, task="1" * 400),
         "good": line(plan, answer, task=1),
-        "not JSON: nested": "[" * 100_000,
+        "no JSON: nested": "[" * 100_000,
     }
     found = demonstrations_in(lines.values(), tmp_path)
     team = small.team_of(PAIR, context=200, max_new_tokens=24)

@@ -171,7 +171,7 @@ def _json(path: Path) -> Iterator[tuple[str, Any]]:
     text = _text(path)
     lines = [(n, line) for n, line in enumerate(text.split("\n"), 1) if line.strip()]
     is_lines = path.suffix.lower() == ".jsonl" and text.lstrip()[:1] != "["
-    if is_lines or len(lines) > 1 and isinstance(_row(lines[0][1]), Mapping):
+    if is_lines or len(lines) > 1 and not isinstance(_row(lines[0][1]), ValueError):
         return ((f"{path} line {number}", _row(line)) for number, line in lines)
     rows = foreign.loads(text, pairs=foreign.distinct)
     rows = rows.get("data") if isinstance(rows, Mapping) else rows
