@@ -18,7 +18,7 @@ from marft_jax.tools import check_entry
 from marft_jax.types import Sampling
 
 _NAME = re.compile(r"""(?![\s.])[^<>:"/\\|?*]{1,60}(?<![\s.])""")
-_FILES = (".py", ".json", ".yaml", ".md")
+_FILES = (".py", ".json", ".yaml", ".md", ".jinja")
 """Kinds of the files that an export writes beside the agents' folders and ``base``."""
 SAMPLING = {
     name: TypeAdapter[Any](kind)

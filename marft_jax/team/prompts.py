@@ -142,15 +142,26 @@ class Team(NamedTuple):
         Raises:
             ContextFull: the prompt fills the context.
         """
-        message = message or (self.messages[agent] if self.messages else "")
         if self.shared:
             seen = [*state.past, *turns]
             prompt, start = self._continued_prompt(agent, state, seen, bool(turns), message)
         else:
-            visible = [turn for turn in turns if self._line(turn)]
-            seen = [*state.past, *visible]
-            prompt, start = self._own_prompt(agent, state, visible, message), 0
+            seen = [*state.past, *(turn for turn in turns if self._line(turn))]
+            messages, tokenizer = self.shown(agent, state, turns, message), self.tokenizers[agent]
+            shown = for_model(messages, self.tools_of(agent).definitions, tokenizer)
+            prompt, start = tokenizer.chat(*shown), 0
         return self._fitted(agent, prompt, state.step, tuple(t.index for t in seen), start)
+
+    def shown(
+        self, agent: int, state: State, turns: Sequence[Turn] = (), message: str = ""
+    ) -> list[Message]:
+        """Returns the messages that an agent with a context of its own is shown, see ``act``."""
+        seen = state.observation
+        if self.view is not None:
+            seen = self.view(self.profiles[agent].name, seen)
+        lines = [line for line in map(self._line, turns) if line]
+        said = self._message(agent, message)
+        return self._opening(agent, [seen, *lines, said] if said else [seen, *lines])
 
     def ids_of(self, agent: int, text: str) -> tuple[int, ...]:
         """Returns the ids of an agent's action with this text, with the end of turn."""
@@ -206,21 +217,11 @@ class Team(NamedTuple):
         form = self.forms[agent] if self.forms else ""
         return Act(agent, np.asarray(prompt, np.int32), step, sees, sampling, start, form=form)
 
-    def _own_prompt(
-        self, agent: int, state: State, turns: Sequence[Turn], message: str
-    ) -> list[int]:
-        seen = state.observation
-        if self.view is not None:
-            seen = self.view(self.profiles[agent].name, seen)
-        lines = [seen, *map(self._line, turns)]
-        messages = self._opening(agent, [*lines, message] if message else lines)
-        tokenizer = self.tokenizers[agent]
-        return tokenizer.chat(*for_model(messages, self.tools_of(agent).definitions, tokenizer))
-
     def _continued_prompt(
         self, agent: int, state: State, seen: Sequence[Turn], in_step: bool, message: str
     ) -> tuple[list[int], int]:
         """Returns the prompt, and the number of its ids that belong to the conversation so far."""
+        message = self._message(agent, message)
         if seen:
             before, generation = self._conversation(seen), []
         else:
@@ -231,7 +232,7 @@ class Team(NamedTuple):
         is_known = agent == self.opener or any(turn.agent == agent for turn in seen)
         parts = [
             "" if in_step else state.feedback,
-            "" if is_known else self._system(agent),
+            "" if is_known else self.system(agent),
             message or self._your_turn(agent),
         ]
         text = "\n".join(part for part in parts if part)
@@ -239,12 +240,16 @@ class Team(NamedTuple):
         reply = self.tokenizers[agent].reply(new, after_action=bool(seen))
         return [*before, *reply], len(before)
 
+    def _message(self, agent: int, message: str) -> str:
+        return message or (self.messages[agent] if self.messages else "")
+
     def _opening(self, agent: int, lines: Sequence[str]) -> list[Message]:
-        system = self._system(agent)
+        system = self.system(agent)
         user: Message = {"role": "user", "content": "\n".join(lines)}
         return [{"role": "system", "content": system}, user] if system else [user]
 
-    def _system(self, agent: int) -> str:
+    def system(self, agent: int) -> str:
+        """Returns an agent's system prompt; none of an anonymous team."""
         return "" if self.anonymous else self.profiles[agent].prompt
 
     def _line(self, turn: Turn) -> str:

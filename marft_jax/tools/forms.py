@@ -1,8 +1,7 @@
 """The forms in which families of models write calls of tools.
 
 A form reads a text whose special tokens are spelled out. Where other tokens spell what looks like a
-special token, the text has ``BROKEN`` behind the first character, so that no pattern matches. This
-file imports nothing of the package: an exported team has a copy.
+special token, the text has ``BROKEN`` behind the first character, so that no pattern matches.
 """
 
 from __future__ import annotations

@@ -29,8 +29,8 @@ OF_THE_PROCESS = ("signals", "async code")
 """Threads that stay."""
 
 
-def saved_run(folder, team=None):
-    config = cli.configure(run={"dir": str(folder)}, rollout={"slots": 8})
+def saved_run(folder, team=None, **sections):
+    config = cli.configure(run={"dir": str(folder)}, rollout={"slots": 8}, **sections)
     blueprint = load_team(team)
     with open_models(config, blueprint) as models:
         fresh, rng = restore_state(models, None), np.random.default_rng(0)

@@ -120,9 +120,11 @@ def test_a_team_on_two_bases_is_evaluated_asked_and_exported(two, tmp_path, caps
     found = sorted(str(p.parent.relative_to(tmp_path / "out"))
                    for p in (tmp_path / "out").glob("**/adapter_config.json"))  # fmt: skip
     assert found == ["main/planner", "other/solver"]
-    plan = json.loads((tmp_path / "out" / "turns.json").read_text())
-    assert [own["adapters"] for own in plan["bases"]] == [["main/planner"], ["other/solver"]]
-    assert [(turn["base"], turn["adapter"]) for turn in plan["turns"]] == [*enumerate(found)]
+    card = (tmp_path / "out" / "README.md").read_text()
+    for base, adapter in zip(("main", "other"), ("planner", "solver"), strict=True):
+        template, module = f"{base}/chat_template.jinja", f"{adapter}={base}/{adapter}"
+        assert f"--chat-template {template}" in card and f"--lora-modules {module}\n" in card
+        assert (tmp_path / "out" / template).is_file()
     for init in (tmp_path / "out", two):
         run, more = tmp_path / f"from-{init.name}", ("--algo.lr", "1e-30", "--run.steps", "1")
         assert not run_train(run, TWO, "--lora.init", str(init), *more)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,7 +12,6 @@ from typing import Any, NamedTuple
 from huggingface_hub import ModelCard, ModelCardData
 
 from marft_jax.envs.datasets.rows import SUFFIXES
-from marft_jax.extras.export import turns
 from marft_jax.formats import jsonlines
 from marft_jax.settings.config import Config
 from marft_jax.team.prompts import Team
@@ -37,8 +37,9 @@ def write(
     facts: Facts,
     folders: Mapping[str, Sequence[str]],
     base: str = "",
-    plays: bool = False,
     loader: str = "AutoModelForCausalLM",
+    servers: Sequence[str] = (),
+    plays: bool = False,
 ) -> None:
     """Writes ``README.md``: base, task, team, metrics and how peft, transformers and vLLM load it.
 
@@ -46,8 +47,9 @@ def write(
         folder: the folder of the export.
         folders: folder of an adapter or model, to the names of its agents.
         base: where the loader of the adapters finds the base; "" for merged models.
-        plays: ``team.py`` lies beside them.
         loader: the class of transformers that loads the base.
+        servers: commands that serve the agents, the first with this package.
+        plays: ``client.py`` lies beside them.
     """
     config, adapted, team, profiles = facts.config, bool(base), facts.team, facts.blueprint.agents
     shown = [own.prompt if team is None else team.system_of(i) for i, own in enumerate(profiles)]
@@ -63,9 +65,8 @@ def write(
         config=config,
         profiles=profiles,
         shown=shown,
-        lacks=[] if team is None else turns.lacking(team, plays),
+        lacks=[] if team is None else lacking(team, plays),
         tools=[[t.name for t in team.tools_of(i).tools] if team else [] for i in range(len(shown))],
-        formats=[profile.name for profile in profiles if profile.format],
         loader=loader,
         workflow=config.team.workflow or facts.blueprint.workflow,
         data=[_portable(source) for source in config.env.data],
@@ -73,10 +74,43 @@ def write(
         folders=folders,
         adapted=adapted,
         base=base,
+        servers=servers,
         plays=plays,
         quote=lambda prompt: json.dumps(prompt, ensure_ascii=False),
     )
     card.save(folder / "README.md")
+
+
+def lacking(team: Team, plays: bool) -> list[str]:
+    """Names what agents were trained with and other programs do not give them.
+
+    Args:
+        plays: ``client.py`` plays them, which asks for their formats.
+    """
+    found = list[str]()
+    for agent, profile in enumerate(team.profiles):
+        if names := [tool.name for tool in team.tools_of(agent).tools]:
+            found.append(f"tools of {profile.name} ({', '.join(names)})")
+        if profile.form and not plays:
+            found.append(f"the format of {profile.name}'s texts (a JSON schema)")
+    return found
+
+
+def serve_command(base: str) -> str:
+    """Command that serves an exported team with this package, in the folder of the export."""
+    return f"python -m marft_jax.serve --base {shlex.quote(base)} --config serve.yaml"
+
+
+def vllm_command(base: str, template: str, adapters: Mapping[str, str], rank: int) -> str:
+    """Command that serves the agents of a base with vLLM.
+
+    Args:
+        template: file of the chat template.
+        adapters: folder of the adapter of each agent.
+    """
+    words = ["vllm", "serve", base, "--chat-template", template, "--enable-lora", "--max-loras"]
+    words += [str(len(adapters)), "--max-lora-rank", str(max(rank, 8)), "--lora-modules"]
+    return shlex.join([*words, *(f"{name}={folder}" for name, folder in adapters.items())])
 
 
 def metrics_at(run: Path, step: int, recorded: bool = False) -> Mapping[str, float]:

@@ -4,11 +4,11 @@
     python -m marft_jax.export --run runs/quickstart --out team --format merged --agent solver
 
 ``peft`` writes one folder per adapter, which peft and vLLM load, ``team.yaml``, which
-``--team.file`` and ``--lora.init`` load, and ``team.py``, which plays the team without this package
-(of workflows whose order is known before). ``merged`` writes, per agent, the base with its adapter
-added, as a Hugging Face folder; a quantised base is unpacked for it. ``--push owner/name`` also
-uploads the folder to the hub, as a private repository where there is none; ``--lora.init
-hub:owner/name`` starts from it. Further flags are those of training.
+``--team.file`` and ``--lora.init`` load, and ``client.py``, which plays the team through a server
+of the adapters (of workflows whose order is known before). ``merged`` writes, per agent, the base
+with its adapter added, as a Hugging Face folder; a quantised base is unpacked for it. ``--push
+owner/name`` also uploads the folder to the hub, as a private repository where there is none;
+``--lora.init hub:owner/name`` starts from it. Further flags are those of training.
 """
 
 from __future__ import annotations

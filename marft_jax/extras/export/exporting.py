@@ -13,6 +13,7 @@ from pathlib import Path
 
 import jax
 import numpy as np
+import yaml
 from rich.console import Console
 from safetensors import SafetensorError
 
@@ -26,6 +27,7 @@ from marft_jax.run.models import TeamModels, open_models
 from marft_jax.run.progress import Progress
 from marft_jax.run.states import restore_state
 from marft_jax.settings import config as config_lib
+from marft_jax.team.bases import folder_of
 from marft_jax.team.team_files import dump_team
 
 
@@ -64,9 +66,12 @@ def _write(models: TeamModels, run: str, step: str, out: Path, form: str, agent:
     written = sorted(path for path in out.iterdir() if path.name != "base")
     text = f"{run}, step {int(state.step)}: {', '.join(map(str, written))}"
     console.print(printable(text), markup=False)
-    plays = form == "peft" and turns.order_of(models.team) is not None
-    if lacks := turns.lacking(models.team, plays):
+    plays = form == "peft" and turns.is_static(models.team)
+    if lacks := card.lacking(models.team, plays):
         console.print(printable(_LACKS.format("; ".join(lacks))), markup=False)
+    if form == "peft" and not plays:
+        serve = card.serve_command(_portable(models.config.model.base))
+        console.print(printable(f"only marft_jax plays this team: in {out}, {serve}"), markup=False)
     if form == "peft" and "experts" in models.config.lora.targets:
         console.print(_EXPERTS)
     return facts.step
@@ -162,15 +167,49 @@ def _as_peft(
             of_model = inside, model.config.layers_with, dict(model.config.spelling)
             peft.publish(out / folder, _of(n, adapters[on]), alpha, source, *of_model)
             folders[folder] = [team.names[i] for i, own in enumerate(places) if own == (on, n)]
-    how = models.config.eval.temperature, models.config.team.max_tool_calls
-    plays = turns.write(out, team, loaded, *how)
-    card.write(out, facts, folders, loaded[0][0], plays, loaded[0][1])
+    servers = [card.serve_command(_portable(models.config.model.base))]
+    if "experts" not in models.config.lora.targets:
+        servers += _vllm_commands(out, models, dict(zip(models.bases, loaded, strict=True)))
+    if plays := turns.is_static(team):
+        turns.write(out, team, models.config.eval.temperature)
+    card.write(out, facts, folders, *loaded[0], servers if plays else servers[:1], plays)
     seeded = tuple(
         dataclasses.replace(profile, init=team.folder_of(*place))
         for profile, place in zip(blueprint.agents, places, strict=True)
     )
-    text = dump_team(dataclasses.replace(blueprint, agents=seeded))
+    bases = {
+        name: dataclasses.replace(base, model=_portable(base.model))
+        for name, base in blueprint.bases.items()
+    }
+    text = dump_team(dataclasses.replace(blueprint, agents=seeded, bases=bases))
     (out / "team.yaml").write_text(text, encoding="utf-8")
+    (out / "serve.yaml").write_text(_served(models.config, len(models.bases)), encoding="utf-8")
+
+
+def _vllm_commands(
+    out: Path, models: TeamModels, loaded: Mapping[str, tuple[str, str]]
+) -> list[str]:
+    """Writes the chat template of each base; the command with which vLLM serves its agents."""
+    found, team = list[str](), models.team
+    for on, (source, _) in loaded.items():
+        if source.lower().endswith(".gguf"):
+            continue
+        agents = [agent for agent, own in enumerate(team.bases) if own == on]
+        adapters = {team.names[i]: team.folder_of(on, team.owners[i]) for i in agents}
+        template = folder_of("chat_template.jinja", on, several=len(loaded) > 1)
+        (out / template).write_text(team.tokenizers[agents[0]].template(), encoding="utf-8")
+        found.append(card.vllm_command(source, template, adapters, models.config.lora.rank))
+    return found
+
+
+def _served(config: config_lib.Config, bases: int) -> str:
+    """Settings with which this package plays the team of ``team.yaml``, for ``--config``."""
+    sections = yaml.safe_load(config_lib.dump(config, several=bases > 1))
+    del sections["model"]["base"]
+    plain = {name: sections[name] for name in ("model", "team", "lora")}
+    plain["team"]["file"], plain["lora"]["init"] = "team.yaml", None
+    plain["eval"] = {"temperature": config.eval.temperature}
+    return yaml.safe_dump(plain, sort_keys=False, allow_unicode=True)
 
 
 def _as_merged(

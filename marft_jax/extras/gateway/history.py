@@ -53,7 +53,7 @@ def continuation(tokenizer: Tokenizer, ids: np.ndarray, stop: Sequence[str]) -> 
 
 def _encode_chat(team: Team, agent: int, call: Call) -> np.ndarray:
     """Encodes a conversation; the agent's own system prompt opens it where it has none."""
-    system, messages = team.profiles[agent].prompt, call.messages
+    system, messages = team.system(agent), call.messages
     if system and not any(message["role"] == "system" for message in messages):
         messages = [{"role": "system", "content": system}, *messages]
     try:

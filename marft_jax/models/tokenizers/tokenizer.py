@@ -37,6 +37,11 @@ FALLBACK_TEMPLATE = (
 )
 """For models that come without a chat template."""
 
+_FOLDING = (
+    "{%- if messages[0]['role'] == 'system' -%}{%- set messages = [{'role': 'user', 'content': "
+    "messages[0]['content'] ~ '\n\n' ~ messages[1]['content']}] + messages[2:] -%}{%- endif -%}"
+)
+"""``_fold_system`` as a template does it, where a user's message follows the system prompt."""
 _TAIL = 16  # ids of a prompt, in which a thought may be opened
 _MARK = re.compile(r"[<\[|｜]..")
 _PROBE, _LAST = "qxz", "qxz-zxq"
@@ -280,12 +285,12 @@ class Tokenizer:
                 "message by message; use --team.context own"
             )
 
-    def rendering(self) -> tuple[bool, dict[str, Any]]:
-        """Returns whether the system prompt is put in front of the user's message, and what the
-        template of transformers is given besides the messages."""
-        own = self._tokenizer.chat_template
-        template = {"chat_template": own} if own == FALLBACK_TEMPLATE else {}
-        return self._fold_system, self._template_settings | template
+    def template(self) -> str:
+        """Returns the chat template with what is decided here: thinking, and a system prompt that
+        is put in front of the user's message. Other programs make the same prompts with it."""
+        own = [f"{{%- set {k} = {json.dumps(v)} -%}}" for k, v in self._template_settings.items()]
+        folds = [_FOLDING] if self._fold_system else []
+        return "".join([*own, *folds, self._tokenizer.get_chat_template()])
 
     def think(self, how: bool | str) -> None:
         """Turns thinking before the answer on or off.

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import errno
 import json
-import runpy
 import shutil
-import sys
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -18,30 +14,25 @@ import pytest
 from imitated_hub import imitated
 from safetensors import SafetensorError
 from safetensors.numpy import load_file
-from transformers import AutoTokenizer
 
 from marft_jax import cli, export
 from marft_jax.background import DaemonThreads
 from marft_jax.cli import configure
 from marft_jax.envs.maths import Settings
 from marft_jax.errors import BadInput
-from marft_jax.extras.export import card, exporting, huggingface, turns
-from marft_jax.extras.structured.grammar import constraint
+from marft_jax.extras.export import card, exporting, huggingface
 from marft_jax.interop import peft
 from marft_jax.learning.settings import Imitation
 from marft_jax.models.families import FAMILIES
-from marft_jax.models.tokenizers.tokenizer import ByteTokenizer
 from marft_jax.run.checkpoints import Checkpoints
 from marft_jax.run.compatibility import identity_of
 from marft_jax.run.directory import write_settings
-from marft_jax.run.loaded_team import LoadedTeam
 from marft_jax.run.models import open_models
 from marft_jax.run.states import initial_state, make_learner, restore_state
 from marft_jax.settings.setting import replaced
 from marft_jax.team.dag import Graph, Node
 from marft_jax.team.profiles import BUILT_IN
 from marft_jax.team.team_files import Blueprint, load_team
-from marft_jax.tools import EpisodeTools, ToolCall, form_with_calls, load_toolboxes
 from marft_jax.types import MAIN
 
 pytestmark = pytest.mark.usefixtures("one_device")
@@ -143,55 +134,6 @@ def test_a_team_travels_as_peft_folders_and_comes_back(models, run, tmp_path, ca
         jax.tree.map(np.testing.assert_array_equal, loaded, saved)
 
 
-def played(folder, question, answers, watch=lambda turn: None):
-    """Prompts as ids that an exported ``team.py`` makes where the model writes the answers."""
-    source = (folder / "team.py").read_text("utf-8")
-    assert len(source.splitlines()) <= 85
-    for name in ("team_tools", "forms", "calculator"):  # of another export
-        sys.modules.pop(name, None)
-    script = {"__name__": "script", "__file__": str(folder / "team.py")}
-    before = sys.path.copy()
-    sys.path.insert(0, str(folder))
-    exec(compile(source, "team.py", "exec"), script)
-    team = json.loads((folder / "turns.json").read_text("utf-8"))
-    tokenizers = [AutoTokenizer.from_pretrained(folder / own["model"]) for own in team["bases"]]
-    prompts, written = [], iter(answers)
-
-    def write(turn, ids):
-        prompts.append(ids)
-        watch(turn)
-        return next(written)
-
-    turns = list(script["play"](team, question, tokenizers, write))
-    sys.path[:] = before
-    return prompts, [(turn["agent"], text) for turn, text in turns]
-
-
-def test_team_py_shows_each_agent_what_chat_shows_it(run, tmp_path):
-    assert run_export("--run", run, "--out", out := tmp_path / "out") == 0
-    asked = LoadedTeam(run).ask("3+5+9=?").turns
-    prompts, texts = played(out, "3+5+9=?", [turn.action.tolist() for turn in asked])
-    assert prompts == [turn.prompt.tolist() for turn in asked]
-    assert texts == [(turn.name, turn.text) for turn in asked]
-    plan = json.loads((out / "turns.json").read_text("utf-8"))
-    assert [turn["stop"] for turn in plan["turns"]] == ["(?!)"] * 2
-    plan["turns"][0]["stop"] = "b|c"
-    (out / "turns.json").write_text(json.dumps(plan))
-    assert played(out, "3+5+9=?", [[*b" a cb"], [*b"x b "]])[1] == [
-        ("planner", "a"),
-        ("solver", "x b"),
-    ]
-
-
-def test_team_py_walks_a_graph_and_is_left_out_where_the_order_is_decided_on_the_way(models):
-    nodes = [Node("a", "planner"), Node("b", "solver", "look"), Node("c", "solver")]
-    graph = Graph(tuple(nodes), (("a", "b"), ("b", "c")))
-    team = models.team._replace(graph=graph, messages=("first", "then"))
-    assert turns.turns_of(team, "dag") == [(0, [], "first"), (1, [0], "look"), (1, [0, 1], "then")]
-    assert turns.turns_of(team, "solo") == [(1, [], "then")]
-    assert turns.turns_of(team, "orchestrated") is None
-
-
 def with_agents(run, folder, **changes):
     """The run with other fields of its solver."""
     copy = shutil.copytree(run, folder)
@@ -201,102 +143,6 @@ def with_agents(run, folder, **changes):
     return copy
 
 
-SERVER = [sys.executable, str(Path(__file__).parents[2] / "helpers" / "mcp_server.py")]
-
-
-def test_team_py_calls_the_tools_of_an_agent(run, tmp_path, capsys, monkeypatch):
-    """Its own functions, the calculator and those of an MCP server, and reads the answers as in
-    training."""
-    pytest.importorskip("mcp")
-    (tmp_path / "my_own.py").write_text(STROKES)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    server = {"mcp": {"command": SERVER, "only": ["count"]}}
-    own = with_agents(run, tmp_path / "run", tools=("calculator", "my_own:strokes", server))
-    assert run_export("--run", own, "--out", out := tmp_path / "out") == 0
-    assert "not exported" not in capsys.readouterr().out
-    assert "tools: calculator, strokes, count" in (out / "README.md").read_text()
-    tokenizer = ByteTokenizer()
-    calls = "".join(
-        f"```call {name}\n{given}\n```\n"
-        for name, given in [
-            ("calculator", "23*2"),
-            ("strokes", "ab"),
-            ("count", '{"n": 5}'),
-            ("nothing", "{}"),
-            ("count", "5"),
-        ]
-    )
-    asked = LoadedTeam(own).ask("3+5+9=?").turns
-    plan, said = (tokenizer.encode(text) + [tokenizer.end_id] for text in ("guess", calls))
-    prompts, texts = played(out, "3+5+9=?", [plan, said, [*b"17"]])
-    assert texts == [("planner", "guess"), ("solver", "17")]
-    known = "calculator, strokes, count"
-    lines = [
-        *("calculator: 46", "strokes: 2", "count: 5"),
-        f"nothing: error: expected one of the tools {known}, got 'nothing'",
-        "count: error: expected a JSON object, got '5'",
-    ]
-    answered = tokenizer.reply([{"role": "user", "content": "\n".join(lines)}])
-    shown = tokenizer.decode(prompts[2])
-    assert prompts[2][-len(answered) :] == answered, shown
-    assert (
-        tokenizer.decode(prompts[1])
-        .partition("Assistant")[0]
-        .startswith(tokenizer.decode(asked[1].prompt.tolist()).partition("3+5")[0])
-    )
-
-
-REPEATS = '''
-def repeats(text: str, times: int = 1) -> str:
-    """Repeats."""
-    return text * times if times else 1 / times
-'''
-
-
-def test_an_exported_team_answers_calls_as_training_did(run, tmp_path, monkeypatch):
-    """Arguments are checked and converted, errors told, and long answers cut off."""
-    (tmp_path / "my_repeats.py").write_text(REPEATS)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    entries = "calculator", {"my_repeats:repeats": {"characters": 30}}
-    own = with_agents(run, tmp_path / "run", tools=entries)
-    assert run_export("--run", own, "--out", out := tmp_path / "out") == 0
-    turn = json.loads((out / "turns.json").read_text("utf-8"))["turns"][1]
-    given = [f'{{"text": "xy", "times": {n}}}' for n in ('"3"', "99", "0", '"a"', "1.5", "null")]
-    calls = [ToolCall("repeats", text) for text in (*given, "{}", '{"text": "a", "b": 1}')]
-    calls += [
-        ToolCall("calculator", f'{{"expression": "{text}"}}') for text in ("2**9", "1/0", "x")
-    ]
-    monkeypatch.syspath_prepend(str(out))
-    monkeypatch.delitem(sys.modules, "calculator", raising=False)
-    answer = runpy.run_path(str(out / "team_tools.py"))["answer"]
-    [box] = load_toolboxes({"solver": entries}, "")
-    with contextlib.closing(EpisodeTools(DaemonThreads())) as tools:
-        answered = tools.answer(box, calls)
-    assert [answer(turn, *call) for call in calls] == [call.answer for call in answered]
-
-
-def test_an_exported_team_marks_what_a_server_calls_an_error(run, tmp_path):
-    pytest.importorskip("mcp")
-    server = {"mcp": {"command": SERVER, "only": ["act", "count", "total"]}}
-    own = with_agents(run, tmp_path / "run", tools=(server,))
-    assert run_export("--run", own, "--out", out := tmp_path / "out") == 0
-    turn = json.loads((out / "turns.json").read_text("utf-8"))["turns"][1]
-    calls = [("act", '{"what": "fail"}'), ("act", '{"what": "so"}'), ("act", '{"what": ""}'),
-             ("count", '{"n": "many"}'), ("total", "{}")]  # fmt: skip
-    answer = runpy.run_path(str(out / "team_tools.py"))["answer"]
-    found = [answer(turn, *call) for call in calls]
-    [box] = load_toolboxes({"solver": (server,)}, "")
-    with contextlib.closing(EpisodeTools(DaemonThreads())) as tools:
-        answered = tools.answer(box, [ToolCall(*call) for call in calls])
-    assert found == [call.answer for call in answered]
-    assert [text.startswith("error: ") for text in found] == [True, False, False, True, True]
-
-
-STROKES = '''
-def strokes(text: str) -> int:
-    """Counts."""
-    return len(text)
-'''
 FORM = {"type": "object", "properties": {"n": {"type": "integer", "minimum": 0, "maximum": 99}},
         "required": ["n"], "additionalProperties": False}  # fmt: skip
 WITHOUT = [
@@ -306,70 +152,15 @@ WITHOUT = [
 ]
 
 
-def test_team_py_holds_texts_to_the_schema_of_their_agent(run, tmp_path, monkeypatch, capsys):
-    """By the masks that sampled in training; without llguidance it says so and plays on."""
-    own = with_agents(run, tmp_path / "run", format=FORM)
-    assert run_export("--run", own, "--out", out := tmp_path / "out") == 0
-    assert "not exported" not in capsys.readouterr().out
-    assert "holds the texts of solver to their JSON schemas" in (out / "README.md").read_text()
-    plan = json.loads((out / "turns.json").read_text("utf-8"))
-    planner, solver = plan["turns"]
-    [base], backend = plan["bases"], AutoTokenizer.from_pretrained(out / plan["bases"][0]["model"])
-    masks = runpy.run_path(str(out / "team_tools.py"))["masks"]
-    assert (
-        not planner["grammar"]
-        and not planner["calling"]
-        and masks(planner, backend, base["eos"], 3) == []
-    )
-    rng, tokenizer, begin = np.random.default_rng(0), ByteTokenizer(), 5
-    for _ in range(6):
-        [mask] = masks(solver, backend, base["eos"], begin)
-        ids, allowed = [7] * begin, constraint(tokenizer, 264, json.dumps(FORM))
-        while not ids[begin:] or ids[-1] not in base["eos"]:
-            scores = mask(np.array([ids]), rng.normal(size=(1, 264)))
-            np.testing.assert_array_equal(np.isfinite(scores[0]), allowed(ids[begin:]))
-            ids.append(int(scores[0].argmax()))
-        assert 0 <= json.loads(tokenizer.decode(ids[begin:]))["n"] <= 99
-    monkeypatch.setitem(sys.modules, "llguidance", None)
-    assert masks(solver, backend, base["eos"], 3) == []
-    assert "solver: its texts are not held" in capsys.readouterr().err
-
-
-def test_team_py_lets_an_agent_with_a_schema_call_its_tools_first(run, tmp_path):
-    """And holds the call and, where it may call no more, the JSON to what training held them to."""
-    own = with_agents(run, tmp_path / "run", format=FORM, tools=("calculator",))
-    assert run_export("--run", own, "--out", out := tmp_path / "out") == 0
-    plan = json.loads((out / "turns.json").read_text("utf-8"))
-    plan["turns"][1]["most_calls"] = 1
-    (out / "turns.json").write_text(json.dumps(plan))
-    call, answer, grammars = '```call calculator\n{"expression": "3+5"}\n```', '{"n": 8}', []
-    texts = [[*text.encode()] for text in ("guess", call, answer)]
-    _, said = played(out, "3+5=?", texts, lambda turn: grammars.append(turn["grammar"]))
-    assert said == [("planner", "guess"), ("solver", answer)]
-    masks = runpy.run_path(str(out / "team_tools.py"))["masks"]
-    backend = AutoTokenizer.from_pretrained(out / plan["bases"][0]["model"])
-    turns = LoadedTeam(own, cli.configure_run(own, {"team.max_tool_calls": 0})).ask("1+1=?").turns
-    [tool] = load_toolboxes({"solver": ["calculator"]}, "")[0].definitions
-    both = form_with_calls(turns[1].form, [tool], ByteTokenizer())
-    for grammar, form, firsts in zip(grammars[1:], (both, turns[1].form), ("`{", "{"), strict=True):
-        [mask] = masks(plan["turns"][1] | {"grammar": grammar}, backend, [257], 3)
-        allowed = np.isfinite(mask(np.array([[7] * 3]), np.zeros((1, 264)))[0])
-        np.testing.assert_array_equal(allowed, constraint(ByteTokenizer(), 264, form)([]))
-        assert [*np.flatnonzero(allowed)] == [*firsts.encode()]
-
-
 @pytest.mark.parametrize(("form", "changes", "named"), WITHOUT)
 def test_what_an_export_lacks_is_said(form, changes, named, run, tmp_path, capsys):
     own = with_agents(run, tmp_path / "run", prompt="", **changes)
     assert run_export("--run", own, "--out", out := tmp_path / "out", "--format", form) == 0
-    assert f"not exported: {named}" in capsys.readouterr().out
+    assert f"not exported: {named}" in (out_text := capsys.readouterr().out)
     card = (out / "README.md").read_text()
     assert named in card and '""' not in card
-    if form == "peft":
-        plan = json.loads((out / "turns.json").read_text())
-        assert plan["lacks"].startswith("team.py plays without") and named in plan["lacks"]
-        assert 'sys.stderr.write(team["lacks"])' in (out / "team.py").read_text()
-        assert "`team.py` plays without" in card
+    assert ("only marft_jax plays this team" in out_text) == (form == "peft")
+    assert not (out / "client.py").exists()
     if "tools" in changes:  # the built-in model's template has none, so the prompt described them
         assert '- solver: "To call a tool, write a block' in card
 
@@ -381,7 +172,6 @@ def test_a_card_has_the_prompts_that_were_shown(run, tmp_path):
     assert run_export("--run", copy, "--out", out := tmp_path / "out") == 0
     card = (out / "README.md").read_text()
     assert "- planner: none\n- solver: none\n" in card and "also trained with" not in card
-    assert json.loads((out / "turns.json").read_text())["lacks"] == ""
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -397,7 +187,7 @@ def test_one_rule_says_how_transformers_loads_a_base(name, named, tmp_path):
     inside = "model.language_model" if images else "model"
     assert peft.layers_in(str(tmp_path)) == inside
     facts = card.Facts(str(tmp_path), 3, configure(), Blueprint(BUILT_IN), "owner/name")
-    card.write(tmp_path, facts, {"solver": ["solver"]}, "owner/name", True, loader)
+    card.write(tmp_path, facts, {"solver": ["solver"]}, "owner/name", loader)
     text = (tmp_path / "README.md").read_text()
     assert f"import {loader}, AutoTokenizer" in text and f"base = {loader}.from_pr" in text
 
@@ -439,15 +229,13 @@ def test_the_card_of_an_imitated_run_tells_losses(tmp_path):
     (tmp_path / "metrics.jsonl").write_text(json.dumps(row) + "\n")
     facts = card.Facts(str(tmp_path), 3, config, Blueprint(BUILT_IN), "owner/name")
     folders = {"planner": ["planner"], "solver": ["solver"]}
-    card.write(tmp_path, facts, folders, "owner/name", True)
+    card.write(tmp_path, facts, folders, "owner/name")
     text = (tmp_path / "README.md").read_text()
     for told in (
         "Fine-tuned together on demonstrations",
         "for 3 steps",
         "| agent/solver/loss | 0.25 |",
         "| eval/x/accuracy | 0.5 |",
-        "team.py TASK",
-        "--max-loras 2 --max-lora-rank 8 --lora-modules planner=planner solver=",
     ):
         assert told in text, told
     assert "reinforcement" not in text and "reward" not in text

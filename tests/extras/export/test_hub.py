@@ -32,16 +32,16 @@ def team(tmp_path):
     (folder / "solver" / "adapter_config.json").write_text(json.dumps({"r": 8}))
     (folder / "solver" / "adapter_model.safetensors").write_bytes(bytes(range(256)))
     (folder / "team.yaml").write_text("agents: []\n")
-    (folder / "team.py").write_text("print('it runs')\n")
+    (folder / "client.py").write_text("print('it runs')\n")
     run = write_run(tmp_path / "run")
     facts = card.Facts(str(run), 3, configure(), Blueprint(BUILT_IN), "owner/base")
-    card.write(folder, facts, {"solver": ["solver"]}, "owner/base", True)
+    card.write(folder, facts, {"solver": ["solver"]}, "owner/base")
     return folder
 
 
 def test_a_team_is_pushed_with_a_valid_card_and_fetched_without_what_runs(there, team):
     assert hub.push(team, "me/sums", 3) == f"{there.url}/me/sums"
-    assert set(there.files["me/sums"]) >= {"README.md", "team.py", "solver/adapter_config.json"}
+    assert set(there.files["me/sums"]) >= {"README.md", "client.py", "solver/adapter_config.json"}
     [text] = there.cards
     head = yaml.safe_load(re.findall(r"\A---\n(.*?)^---\n", text, re.S | re.M)[0])
     assert head == {

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import json
 import re
-import runpy
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +33,7 @@ from marft_jax.run.states import make_learner
 from marft_jax.settings import config as config_lib
 from marft_jax.team.profiles import BUILT_IN
 from marft_jax.team.team_files import Blueprint
-from marft_jax.types import MAIN
+from marft_jax.types import MAIN, without_thinking
 
 torch = pytest.importorskip("torch")
 theirs = pytest.importorskip("peft")
@@ -152,8 +150,8 @@ def factors_of(run: Path, n: int) -> Any:
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_an_exported_team_plays_with_transformers_and_peft(
-    name, models, runs, tmp_path, monkeypatch, capsys
+def test_an_exported_team_is_that_of_the_run_for_transformers_and_peft(
+    name, models, runs, tmp_path, monkeypatch
 ):
     run, out = runs(name), tmp_path / "out"
     assert run_export("--run", run, "--out", out) == 0
@@ -166,13 +164,16 @@ def test_an_exported_team_plays_with_transformers_and_peft(
     computed = our_logits(ours(base), adapter, 16.0)
     close(computed, logits(found["model"]))
     assert np.abs(computed - our_logits(ours(base))).max() > 0.01  # the adapter matters
-    # team.py, as it stands
-    capsys.readouterr()
-    monkeypatch.setattr(sys, "argv", ["team.py", "3+5+9=?"])
-    runpy.run_path(str(out / "team.py"), run_name="__main__")
-    printed = capsys.readouterr().out
-    asked = LoadedTeam(run).ask("3+5+9=?").turns
-    assert printed == "".join(f"{turn.name}: {turn.text}\n" for turn in asked)
+    # prompts as another server renders them
+    plan, texts = json.loads((out / "turns.json").read_text("utf-8")), list[str]()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(base)
+    how = {"chat_template": (out / "chat_template.jinja").read_text("utf-8"), "tokenize": False}
+    for asked, turn in zip(LoadedTeam(run).ask("3+5+9=?").turns, plan["turns"], strict=True):
+        for own in turn["messages"]:
+            own["content"] = own["content"].format(task="3+5+9=?", texts=texts)
+        text = tokenizer.apply_chat_template(turn["messages"], add_generation_prompt=True, **how)
+        assert tokenizer.encode(text, add_special_tokens=False) == asked.prompt.tolist()
+        texts.append(without_thinking(asked.text))
 
 
 def copied(folder: Path, into: Path) -> Path:
