@@ -88,7 +88,7 @@ EXTRAS = {
     "wandb": ["wandb>=0.31"],
     "trackio": [TRACKIO],
     "mlflow": ["mlflow>=3.17"],
-    "games": ["open_spiel>=2.0", "pettingzoo>=1.25", "textarena>=0.7"],
+    "games": ["open_spiel>=2.0", "pettingzoo>=1.25"],
     "hub": ["datasets>=4.0"],
     "plot": ["matplotlib>=3.9"],
     "cuda": ["jax[cuda13]>=0.10"],

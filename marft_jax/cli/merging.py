@@ -54,7 +54,10 @@ def read_run(run: str) -> Words:
     if not (saved := read_file(str(settings))):
         raise BadInput(f"{settings}: expected the settings of a run, found none; copy it again")
     blueprint = [str(team)] if os.path.isfile(team) else saved.get("team.file", ["none"])
-    kept = {key: value for key, value in saved.items() if key not in that_decide("start", Config)}
+    gone = [*that_decide("start", Config)]
+    if "env.move_seconds" in saved:  # of a game, whose processes an older release had
+        gone += ["env.move_seconds", "env.workers"]
+    kept = {key: value for key, value in saved.items() if key not in gone}
     return kept | {"run.dir": [run], "team.file": blueprint}
 
 

@@ -47,6 +47,13 @@ BUILT_IN = {
 """Name to its module: ``Settings`` and ``source(settings, split)``."""
 
 EVAL_SEEDS = 1 << 30  # added to the seeds that a user's environment gets in evaluation
+
+
+def first_seed(split: Split) -> int:
+    """Returns the offset of the seeds, which tells evaluation from training."""
+    return EVAL_SEEDS if split == "eval" else 0
+
+
 _GIVEN = ("split", "level", "settings")  # parameters of a user's class that the run gives
 
 

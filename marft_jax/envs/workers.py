@@ -1,4 +1,4 @@
-"""Worker processes that may hang or crash without harm: for graders, gyms, games and sandboxes.
+"""Worker processes that may hang or crash without harm: for graders, gyms and sandboxes.
 
 A worker writes a first line when it is ready. Then it reads requests and writes replies, one JSON
 object a line, one request at a time. The field ``seconds`` of a request says when the worker should

@@ -167,7 +167,7 @@ class EnvSettings(Section):
 
     name: str = setting("arithmetic", decides="run answers")
     """Environment: arithmetic, math, code, judged, reasoning_gym, open_spiel, pettingzoo,
-    textarena, verifiers, or your own as package.module:Class."""
+    verifiers, or your own as package.module:Class."""
     curriculum: ClassVar[float | None] = None
     horizon: ClassVar[int] = 1
     data: ClassVar[tuple[str, ...]] = ()

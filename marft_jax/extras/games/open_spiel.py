@@ -10,11 +10,11 @@ import random
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
-from marft_jax.envs.base import EnvSource, Member, Split
+from marft_jax.config import EnvSettings
+from marft_jax.envs.base import EnvSource, Member, Split, first_seed
 from marft_jax.errors import BadInput
 from marft_jax.extras.games import bots
 from marft_jax.extras.games.moves import read_move
-from marft_jax.extras.games.processes import GameSettings, game_source
 from marft_jax.extras.games.seats import check_movers, outcomes, seat_of, take_seats
 from marft_jax.extras.games.tree import Tree, load
 from marft_jax.settings.setting import Natural, setting
@@ -24,7 +24,7 @@ _LISTED = 40  # legal moves that a player is shown, at most
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings(GameSettings):
+class Settings(EnvSettings):
     """Settings of a game."""
 
     name: str = "open_spiel"
@@ -56,7 +56,7 @@ def source(settings: Settings, split: Split) -> EnvSource:
     table = Table(load(settings.game), settings.numbered)
     seats = bots_of(settings, table.tree)
     bots.find_bot(settings.teacher)
-    return game_source(settings, split, lambda first: TreeGame(settings, table, seats, first))
+    return EnvSource(lambda: TreeGame(settings, table, seats, first_seed(split)))
 
 
 def bots_of(settings: Settings, tree: Tree) -> dict[int, bots.Bot]:

@@ -10,10 +10,10 @@ from typing import Any, Literal
 
 import numpy as np
 
-from marft_jax.envs.base import EnvSource, Split
+from marft_jax.config import EnvSettings
+from marft_jax.envs.base import EnvSource, Split, first_seed
 from marft_jax.errors import BadInput
 from marft_jax.extras.games.moves import read_move
-from marft_jax.extras.games.processes import GameSettings, game_source
 from marft_jax.extras.games.seats import check_movers, outcomes, seat_of, take_seats
 from marft_jax.plugins import load_plugin, text_of
 from marft_jax.types import StepResult, Turn
@@ -23,7 +23,7 @@ View = Callable[[Any, str], str]
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings(GameSettings):
+class Settings(EnvSettings):
     """Settings of a game of PettingZoo; its actions must be numbered (``Discrete``)."""
 
     name: str = "pettingzoo"
@@ -49,7 +49,7 @@ def source(settings: Settings, split: Split) -> EnvSource:
         raise BadInput(f"--env.game {settings.game}: {error!s:.200}") from error
     view = load_plugin(settings.view, "--env.view", ()) if settings.view else None
     make = functools.partial(_make, module)
-    return game_source(settings, split, lambda first: ZooGame(settings, make, view, first))
+    return EnvSource(lambda: ZooGame(settings, make, view, first_seed(split)))
 
 
 def _make(module: Any) -> Any:

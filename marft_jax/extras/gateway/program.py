@@ -13,7 +13,7 @@ import weakref
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from marft_jax.envs.base import EVAL_SEEDS, EnvSource, Split
+from marft_jax.envs.base import EnvSource, Split, first_seed
 from marft_jax.errors import BadInput
 from marft_jax.extras.gateway.channel import Channel, PendingCall, Play
 from marft_jax.extras.gateway.errors import ApiError

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import random
-import signal
 import types
 
 import numpy as np
@@ -18,7 +15,7 @@ from marft_jax.background import DaemonThreads
 from marft_jax.errors import BadInput, EpisodesFailed
 from marft_jax.extras.check.playing import check
 from marft_jax.extras.games import exploitability as exact
-from marft_jax.extras.games import pettingzoo, textarena
+from marft_jax.extras.games import pettingzoo
 from marft_jax.extras.games.moves import read_move
 from marft_jax.extras.games.open_spiel import Settings, source
 from marft_jax.extras.games.tree import load
@@ -399,46 +396,6 @@ def test_a_game_of_pettingzoo_in_turn_and_at_once():
     assert found.episodes[0].results[0].agent_rewards == {"ann": 1.0, "bob": -1.0}
 
 
-class Arena:
-    """A TextArena game: players guess who drew more, from the generator that all games share."""
-
-    def reset(self, num_players, seed):
-        assert num_players == 2, "for two"
-        random.seed(seed)
-        self.turn, self.drawn = 0, []
-
-    def get_observation(self):
-        return self.turn % 2, f"draws {self.drawn}"
-
-    def step(self, action):
-        self.turn += 1
-        self.drawn.append(random.randrange(1000))
-        return self.turn == 4, {}
-
-    def close(self):
-        return {0: 1, 1: -1}, {0: {"reason": "more"}, 1: {}}
-
-
-def test_a_game_of_textarena_draws_from_a_stream_of_its_own():
-    def arena():
-        return textarena.ArenaGame(textarena.Settings(rotate=True), Arena)
-
-    alone = [play(arena, lambda request: "go", tasks=[n])[0].episodes[0] for n in (0, 1)]
-    random.seed(5)
-    expected = random.Random(5).random()
-    found, _ = play(arena, lambda request: "go", tasks=[0, 1])
-    assert random.random() == expected  # and leaves the shared one as it was
-    for one, among in zip(alone, found.episodes, strict=True):
-        assert [t.prompt.tolist() for t in one.turns] == [t.prompt.tolist() for t in among.turns]
-    assert [e.turns[0].name for e in found.episodes] == ["ann", "bob"]
-    last = found.episodes[1].results[-1]
-    assert last.agent_rewards == {"bob": 1.0, "ann": -1.0}
-    assert last.info["ended"] == {"bob": {"reason": "more"}, "ann": {}}
-    trio = small.team_of(Blueprint((*SEATS, Profile("eve"))), context=256, max_new_tokens=24)
-    with pytest.raises(BadInput, match="for two"):
-        play(arena, lambda request: "go", trio)
-
-
 def test_a_game_of_open_spiel_is_played_and_solved():
     pytest.importorskip("pyspiel")
     lonely = small.team_of(Blueprint(SEATS[:1]), context=256, max_new_tokens=24)
@@ -457,33 +414,6 @@ def test_the_check_of_environments_plays_games():
     assert not problems and "2 distinct tasks" in remarks[0]
     broken = type("Broken", (Race,), {"acting": lambda self: 1 / 0})
     assert "ZeroDivisionError" in check(broken, episodes=1, agents=("ann", "bob"))[0][0]
-
-
-# Worker processes.
-
-
-@pytest.fixture(scope="module")
-def spread():
-    """Kuhn poker in two processes, whose moves may be any."""
-    there = source(Settings(workers=2, illegal="masked", move_seconds=20.0), "train")
-    yield there.create
-    there.close()
-
-
-def wording(request):
-    return "Bet" if len(request.prompt) % 3 else "Pass"
-
-
-def test_games_in_processes_are_those_in_threads(spread):
-    here, engine = play(kuhn(illegal="masked"), wording, tasks=range(12))
-    there, other = play(spread, wording, tasks=range(12))
-    assert not there.failed and repr(there.episodes) == repr(here.episodes)
-    assert [r.choices for r in other.requests] == [r.choices for r in engine.requests]
-    member = Profile("ann"), Profile("bob")
-    for task in range(4):
-        game, twin = spread(), kuhn(illegal="masked")()
-        assert game.reset(task) == twin.reset(task)
-        assert game.demonstrate(member) == twin.demonstrate(member)
 
 
 @pytest.mark.parametrize(
@@ -508,45 +438,3 @@ def test_a_demonstration_of_a_game_can_be_played_again(settings):
             assert turn["agent"] in game.acting()
             done = game.step([types.SimpleNamespace(name=turn["agent"], text=turn["text"])]).done
         assert done and str(game._state) == boards
-
-
-def test_a_process_that_ends_in_the_middle_of_a_game_costs_nothing(spread):
-    game, twin = spread(), kuhn(illegal="masked")()
-    for one in (game, twin):
-        one.reset(3)
-        assert one.players(["ann", "bob"]) == {"ann": "ann", "bob": "bob"}
-    done = False
-    while not done:
-        with game._worker.borrow() as worker:
-            os.kill(worker._process.pid, signal.SIGKILL)
-            worker._process.wait()
-        [name] = twin.acting()
-        assert game.acting() == [name] and game.view(name, "") == twin.view(name, "")
-        turns = [types.SimpleNamespace(name=name, text="Pass")]
-        there, here = game.step(turns), twin.step(turns)
-        assert there == here
-        done = here.done
-
-
-def test_a_game_that_hangs_or_fails_in_a_process_loses_its_episode(tmp_path, monkeypatch):
-    (tmp_path / "slow_bots.py").write_text(
-        "import os, time\n"
-        "def hangs(state, player, rng): time.sleep(60 if '0' in str(state)[:1] else 0); return 0\n"
-        "def fails(state, player, rng): raise LookupError('no move')\n"
-        "def dies(state, player, rng): os._exit(1)\n"
-    )
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    lonely = small.team_of(Blueprint(SEATS[:1]), context=256, max_new_tokens=24)
-    for bot, why in (
-        ("hangs", "no answer after 3 s (--env.move_seconds)"),
-        ("fails", "LookupError: no move"),
-        ("dies", "the game's process has ended (--env.workers)"),
-    ):
-        how = Settings(bots=(f"1=slow_bots:{bot}",), workers=1, move_seconds=3.0)
-        there = source(how, "train")
-        found, _ = play(there.create, lambda r: "Pass", lonely, range(4), max_failed=None)
-        there.close()
-        assert found.failed and all(why in lost.why for lost in found.failed)
-        assert len(found.failed) + len(found.episodes) == 4
-        assert bool(found.episodes) == (bot == "hangs")
