@@ -230,7 +230,7 @@ def test_a_learning_rate_1000_times_too_high_ends_with_a_normal_reward(repositor
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert [row["step"] for row in rows] == list(range(1, 11))
     assert rows[-1]["guard/rollbacks"] == 1
-    events = [json.loads(x) for x in (run / "transcripts/guard.jsonl").read_text().splitlines()]
+    events = [json.loads(x) for x in (run / "events.jsonl").read_text().splitlines()]
     assert sum(event["event"] == "rolled back" for event in events) == 1
     first = sum(row["reward/mean"] for row in rows[:3]) / 3
     last = sum(row["reward/mean"] for row in rows[-5:]) / 5

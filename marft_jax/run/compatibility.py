@@ -7,7 +7,7 @@ import importlib.metadata
 import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from marft_jax.errors import BadInput
 from marft_jax.models.weights.load import BaseModel
@@ -125,15 +125,26 @@ def changes(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[tuple[str,
     ]
 
 
-def setting_changes(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Lists the settings that a start has changed, a line for each."""
-    return [f"--{key} was {old}, is {new}" for key, old, new in changes(saved, now)]
+class Changed(NamedTuple):
+    """A flag, or a part of the team file, that a start has changed."""
+
+    name: str
+    old: Any
+    new: Any
+
+    def __str__(self) -> str:
+        return f"{self.name} was {self.old}, is {self.new}"
 
 
-def team_changes(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Lists the parts of a team file that have changed, a line for each."""
+def setting_changes(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[Changed]:
+    """Lists the settings that a start has changed."""
+    return [Changed(f"--{key}", old, new) for key, old, new in changes(saved, now)]
+
+
+def team_changes(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[Changed]:
+    """Lists the parts of a team file that have changed, in words."""
     return [
-        f"team: {key} was {saved.get(key)!r:.60}, is {now.get(key)!r:.60}"
+        Changed(f"team: {key}", f"{saved.get(key)!r:.60}", f"{now.get(key)!r:.60}")
         for key in {**now, **saved}
         if repr(saved.get(key)) != repr(now.get(key))
     ]

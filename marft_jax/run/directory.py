@@ -19,7 +19,7 @@ from filelock import FileLock, Timeout
 from marft_jax.errors import FILE_SYSTEM, BadInput, RunFailed
 from marft_jax.formats import documents, jsonlines
 from marft_jax.parallel import processes
-from marft_jax.run.compatibility import setting_changes, team_changes
+from marft_jax.run.compatibility import Changed, setting_changes, team_changes
 from marft_jax.run.place import Place, holds_something, place_of
 from marft_jax.settings import config as config_lib
 from marft_jax.settings.config import Config
@@ -65,7 +65,8 @@ def own_directory(run: Path | Place) -> Iterator[Path]:
 _SETTINGS = "config.yaml", "team.yaml", "inputs.json", "demonstrations.jsonl"
 """What a start that has saved no step begins with again."""
 _WRITTEN = (
-    "metrics.jsonl transcripts evaluations checkpoints tensorboard wandb mlflow.db log.txt"
+    "metrics.jsonl transcripts evaluations checkpoints tensorboard wandb mlflow.db log.txt "
+    "events.jsonl"
 ).split()
 
 
@@ -97,9 +98,8 @@ def numbered_folder(folder: Path, name: str) -> Path:
     return free
 
 
-def write_settings(folder: Path, config: Config, blueprint: Blueprint) -> list[str]:
-    """Writes ``config.yaml`` and ``team.yaml``; returns a line for each setting that was another
-    one there."""
+def write_settings(folder: Path, config: Config, blueprint: Blueprint) -> list[Changed]:
+    """Writes ``config.yaml`` and ``team.yaml``; returns each setting that was another one there."""
     own = replaced(config, "team.file", "team.yaml")  # beside it
     settings = config_lib.dump(own, several={*blueprint.on} != {MAIN})
     texts = {"team.yaml": dump_team(blueprint), "config.yaml": settings}

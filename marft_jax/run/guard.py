@@ -12,14 +12,13 @@ import copy
 import logging
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
-from marft_jax.formats import jsonlines
 from marft_jax.settings import config as config_lib
+from marft_jax.run.events import Events
 from marft_jax.team.prompts import Team
 from marft_jax.types import Episode
 
@@ -60,10 +59,10 @@ class Verdict(NamedTuple):
 
 
 class Guard:
-    """Checks the numbers of each step; writes events to ``file``, one JSON object per line."""
+    """Checks the numbers of each step; writes what it finds to the run's events."""
 
-    def __init__(self, settings: config_lib.Guard, agents: Sequence[str], file: Path):
-        self.settings, self._agents, self._file = settings, tuple(agents), file
+    def __init__(self, settings: config_lib.Guard, agents: Sequence[str], events: Events):
+        self.settings, self._agents, self.events = settings, tuple(agents), events
         self.memory: dict[str, Any] = {}
         self.recall({})
 
@@ -84,19 +83,14 @@ class Guard:
         fresh = {"rollbacks": 0, "since": {}, "inside": {}, "rewards": []}
         fresh |= {"best": None, "best_step": 0, "deviation": 0.0}
         self.memory = copy.deepcopy({key: memory.get(key, fresh[key]) for key in fresh})
+        self.events.rollbacks = self.rollbacks
 
     def rolled_back(self, memory: Mapping[str, Any]) -> None:
         """Takes over the memory of a checkpoint, and counts one more rollback."""
         self.recall({**memory, "rollbacks": self.rollbacks + 1})
 
-    def forget_after(self, step: int) -> None:
-        """Deletes the events of later steps, which will be taken again."""
-        now = (self.rollbacks, step)
-        jsonlines.keep(self._file, lambda row: (row["rollbacks"], row["step"]) <= now)
-
     def note(self, step: int, event: str, finding: Finding, **more: Any) -> None:
-        row = {"step": step, "rollbacks": self.rollbacks, "event": event}
-        jsonlines.append(self._file, [jsonlines.dumps(row | finding._asdict() | more)])
+        self.events.note(event, step=step, **finding._asdict(), **more)
 
     def look(
         self,

@@ -19,7 +19,9 @@ from marft_jax.rollout.pipeline import Pipeline
 from marft_jax.run import inputs
 from marft_jax.run.answers import open_evaluation
 from marft_jax.run.checkpoints import SaveSchedule
+from marft_jax.run.compatibility import Changed
 from marft_jax.run.directory import disk_errors, own_directory, set_aside, write_settings
+from marft_jax.run.events import Events
 from marft_jax.run.guard import Guard
 from marft_jax.run.loggers import find_loggers
 from marft_jax.run.metrics import Compilations
@@ -74,7 +76,7 @@ def open_training(config: Config, *, rehearses: bool = False) -> Iterator[Traini
         models = enter(open_models(config, blueprint, devices))
         sampler = enter(open_sampler(models, folder=folder))
         learner = make_learner(models, open_teaching(models))
-        events = folder / "transcripts" / "guard.jsonl"
+        events = enter(Events(folder))
         guard = Guard(models.config.guard, models.team.names, events)
         checkpoints = enter(open_checkpoints(models, place))
         state, news = resume(models, learner, checkpoints, guard)
@@ -89,8 +91,13 @@ def open_training(config: Config, *, rehearses: bool = False) -> Iterator[Traini
         console = Console(highlight=False, quiet=not is_lead)
         reporter = enter(open_reporter(folder, steps, used, done, console))
         where = "a rehearsal" if rehearses else models.config.run.dir
-        for line in [greeting(models, state, where), *news, *notices(models, sampler.capabilities)]:
-            reporter.event(line)
+        begins = greeting(models, state, where)
+        for line in [begins, *news, *notices(models, sampler.capabilities)]:
+            reporter.event(str(line))
+        what, machine, _ = begins.split("; ", 2)
+        events.note("start", what=what, where=machine, derived=models.derived)
+        for name, old, new in (one for one in news if isinstance(one, Changed)):
+            events.note("changed", setting=name.removeprefix("--"), was=old, now=new)
         threads, compilations = enter(DaemonThreads()), enter(Compilations())
         enter(pipeline)
         playing = PlaySetup(models.config, models.team, sampler, threads, stop, pipeline.collective)

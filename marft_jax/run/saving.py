@@ -15,7 +15,7 @@ import numpy as np
 from marft_jax.errors import BadInput, RunFailed, Stopped
 from marft_jax.learning.learner import Learner, TrainState
 from marft_jax.run.checkpoints import Checkpoints
-from marft_jax.run.compatibility import identity_of, setting_changes, team_changes
+from marft_jax.run.compatibility import Changed, identity_of, setting_changes, team_changes
 from marft_jax.run.guard import Guard, Verdict
 from marft_jax.run.models import TeamModels
 from marft_jax.run.place import Place
@@ -37,8 +37,8 @@ def open_checkpoints(models: TeamModels, run: str | Path | Place) -> Checkpoints
 
 def resume(
     models: TeamModels, learner: Learner, checkpoints: Checkpoints, guard: Guard
-) -> tuple[TrainState, list[str]]:
-    """Returns the newest saved state, or the initial one, and a line for each change since.
+) -> tuple[TrainState, list[str | Changed]]:
+    """Returns the newest saved state, or the initial one, lines to print, and each change since.
 
     Raises:
         BadInput: the saved run is of other settings that cannot change, no checkpoint is intact,
@@ -58,15 +58,15 @@ def resume(
     done = int(saved.state.step)
     models.date(checkpoints.identity["started"])
     guard.recall(saved.meta["guard"])
-    guard.forget_after(done)
-    lines = setting_changes(saved.meta["config"], checkpoints.identity["config"])
-    lines += team_changes(saved.meta["team"], checkpoints.identity["team"])
-    if lines and done >= models.config.run.steps:
+    guard.events.forget_after(done)
+    changed = setting_changes(saved.meta["config"], checkpoints.identity["config"])
+    changed += team_changes(saved.meta["team"], checkpoints.identity["team"])
+    if changed and done >= models.config.run.steps:
         raise BadInput(
             f"{checkpoints.run} is done, after {done} steps, and these would change nothing: "
-            f"{'; '.join(lines)}; go on with --run.steps {2 * done}, or name another --run.dir"
+            f"{'; '.join(map(str, changed))}; go on with --run.steps {2 * done}, or name another --run.dir"
         )
-    return saved.state, [*checkpoints.skipped, *lines]
+    return saved.state, [*checkpoints.skipped, *changed]
 
 
 def save(run: Training, state: TrainState, metrics: Mapping[str, float]) -> None:
@@ -90,7 +90,7 @@ def roll_back(run: Training, step: int, verdict: Verdict) -> TrainState:
         guard.note(step, "stopped", finding)
         raise RunFailed(
             f"stopped at step {step} after {guard.rollbacks} rollbacks: {finding}; every event is "
-            "in transcripts/guard.jsonl; the newest good checkpoint stays loadable: try a lower "
+            "in events.jsonl; the newest good checkpoint stays loadable: try a lower "
             "--algo.lr, or see --guard"
         )
     fresh = fresh_state(run.models, run.learner)
@@ -122,8 +122,10 @@ def saved_when_stopped(run: Training) -> Iterator[None]:
 
 
 def stopped(run: Training) -> str:
-    """Says which step a run that was stopped has saved, and what starting again does."""
-    if not (done := run.checkpoints.step):
+    """Notes that a run was stopped; says which step is saved, and what starting again does."""
+    done = run.checkpoints.step
+    run.guard.events.note("stopped", step=done)
+    if not done:
         return "stopped before a step was finished: nothing is saved; start again to begin anew"
     is_last, where = done == run.config.run.steps, f"which is saved in {run.config.run.dir}"
     return f"stopped after step {done}, {where}; " + (

@@ -79,6 +79,7 @@ class Training(NamedTuple):
     def announce(self, step: int, what: str) -> None:
         """Shows what goes on in the step after ``step``, and prepares the line of a signal."""
         self.reporter.doing(what)
+        self.guard.events.step = step + 1
         if what == "learning":
             saved, grace_s = f"step {step}" if step else "nothing", self.stop.grace_s
             effect = f"saving step {step + 1} if it is done in {grace_s:.0f} s, else {saved}"

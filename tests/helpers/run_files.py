@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -25,11 +26,19 @@ agents:
 - {name: planner, prompt: Plan it., answers: false}
 - {name: solver, prompt: Solve it., answers: true}
 """
-LOG = """\
-2026-01-01 10:00:00,000 INFO appo: planner, solver (sequential) on tiny, arithmetic; cpu mesh 1x1x1; runs/x, from the beginning
-2026-01-01 10:00:05,000 WARNING step 2: kl of solver: 30, bound 20
-2026-01-01 10:01:00,000 INFO done
-"""  # noqa: E501
+START = {
+    "step": 1,
+    "event": "start",
+    "time": "2026-01-01 10:00:00",
+    "derived": [],
+    "what": "appo: planner, solver (sequential) on tiny",
+    "where": "cpu mesh 1x1x1",
+}
+EVENTS = [
+    START,
+    {"step": 2, "event": "outside", "kind": "kl", "who": "solver", "rollbacks": 0},
+    {"step": 2, "event": "warning", "time": "2026-01-01 10:00:05", "text": "no gradient"},
+]  # fmt: skip
 
 
 def turn(agent: str, text: str, **more: Any) -> dict[str, Any]:
@@ -71,10 +80,11 @@ def write_run(folder: Path, seed: int = 0, steps: Sequence[int] = (1, 2, 3)) -> 
     folder.mkdir(parents=True)
     (folder / "config.yaml").write_text(config_lib.dump(config))
     (folder / "team.yaml").write_text(TEAM)
-    (folder / "log.txt").write_text(LOG)
+    lines(folder / "events.jsonl", EVENTS)
     agents = {"agent/planner/entropy": 0.5, "agent/solver/entropy": 0.25, "time/step_s": 30.0}
     rows = [{"step": s, "reward/mean": s / 10 + seed, **agents} for s in steps]
     lines(folder / "metrics.jsonl", rows)
+    os.utime(folder / "metrics.jsonl", (0, 1767261660))  # 2026-01-01 10:01 in UTC
     for step in steps:
         sampled = [
             episode(task, [f"plan at {step}", f"answer at {step}"], float(m == task), member=m)
@@ -82,8 +92,6 @@ def write_run(folder: Path, seed: int = 0, steps: Sequence[int] = (1, 2, 3)) -> 
             for m in range(2)
         ]
         lines(folder / "transcripts" / f"{step}.jsonl", sampled)
-    guard = {"step": 2, "rollbacks": 0, "event": "outside", "kind": "kl", "who": "solver"}
-    lines(folder / "transcripts" / "guard.jsonl", [guard])
     saved = folder / "checkpoints" / "3"
     lines(saved / "meta.json", [{"metric": 0.3, "versions": {"jax": "1"}}])
     lines(saved / "manifest.json", [manifest_of(saved)])

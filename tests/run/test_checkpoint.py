@@ -352,10 +352,10 @@ def test_a_team_file_that_was_edited_is_told_field_by_field():
         edited(prompt="Plan.", answers=True, trainable=False)._replace(workflow="debate")
     )
     assert team_changes(before, now) == [
-        "team: workflow was 'sequential', is 'debate'",
-        "team: planner.prompt was 'p', is 'Plan.'",
-        "team: planner.answers was False, is True",
-        "team: planner.trainable was True, is False",
+        ("team: workflow", "'sequential'", "'debate'"),
+        ("team: planner.prompt", "'p'", "'Plan.'"),
+        ("team: planner.answers", "False", "True"),
+        ("team: planner.trainable", "True", "False"),
     ]
 
 

@@ -62,4 +62,4 @@ def test_a_changed_setting_is_refused_or_named_as_it_decides(key, tmp_path):
         else:
             check_fits(before, now, tmp_path, continues)
     named = setting_changes(before["config"], now["config"])
-    assert bool(named) != start and all(f"--{key} was" in line for line in named)
+    assert bool(named) != start and all(f"--{key} was" in str(one) for one in named)

@@ -28,6 +28,7 @@ from marft_jax.policy.objective import measures
 from marft_jax.run import saving
 from marft_jax.run.checkpoints import Checkpoints
 from marft_jax.run.compatibility import identity_of
+from marft_jax.run.events import Events
 from marft_jax.run.guard import Finding, Guard, Verdict, by_agent, skipped_updates
 from marft_jax.run.metrics import check_best_metric
 from marft_jax.settings import config as config_lib
@@ -39,7 +40,7 @@ FINE = {"kl": 0.01, "entropy": 0.5, "reward": 0.5, "std": 0.4}
 
 
 def guard(tmp_path, **settings):
-    return Guard(dataclasses.replace(SETTINGS, **settings), NAMES, tmp_path / "guard.jsonl")
+    return Guard(dataclasses.replace(SETTINGS, **settings), NAMES, Events(tmp_path))
 
 
 def episodes():
@@ -102,7 +103,7 @@ def test_each_bound_can_be_turned_off(kind, tmp_path):
     off = {"kl": "max_kl", "entropy": "min_entropy", "reward": "reward_drop"}
     watching = guard(tmp_path, **{off[kind.split()[0]]: None})
     assert not run_steps(watching, [GOOD] * 3 + [BAD[kind]] * 5)
-    assert not (tmp_path / "guard.jsonl").exists()
+    assert not (tmp_path / "events.jsonl").exists()
 
 
 def test_a_base_that_always_was_like_that_has_not_collapsed(tmp_path):
@@ -134,8 +135,8 @@ def test_updates_that_are_not_finite_have_a_limit_of_their_own(tmp_path):
     verdicts = run_steps(guard(tmp_path), [GOOD, broken, GOOD, broken, broken])
     assert verdicts == {5: Verdict(Finding("nonfinite", "planner", 2.0, 0, ("logprobs",)), 3)}
     assert not run_steps(guard(tmp_path, skips=None), [broken] * 9)
-    rows = [json.loads(line) for line in (tmp_path / "guard.jsonl").read_text().splitlines()]
-    assert rows[0] == {
+    rows = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
+    assert rows[0].pop("time") and rows[0] == {
         "step": 2, "rollbacks": 0, "event": "skipped", "kind": "nonfinite", "who": "planner",
         "value": 2.0, "bound": 0, "tensors": ["logprobs"],
     }  # fmt: skip
@@ -161,8 +162,8 @@ def test_events_of_steps_that_come_again_are_dropped(tmp_path):
     run_steps(watching, [GOOD] * 3 + [BAD["kl"]] * 3)
     watching.rolled_back({})
     run_steps(watching, [BAD["kl"], GOOD, BAD["kl"]])
-    watching.forget_after(2)
-    rows = [json.loads(line) for line in (tmp_path / "guard.jsonl").read_text().splitlines()]
+    watching.events.forget_after(2)
+    rows = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
     assert [(r["rollbacks"], r["step"]) for r in rows if r["who"] == "planner"] == [
         (0, 4), (0, 5), (0, 6), (1, 1),
     ]  # fmt: skip
@@ -302,7 +303,7 @@ def test_a_rollback_takes_the_last_good_checkpoint_and_lowers_the_rates(saved, l
     assert float(state.lr_scale) == pytest.approx(0.001) and saved.steps == []
     with pytest.raises(RunFailed, match=r"step 7 after 3 rollbacks: kl of planner: 25, bound 20"):
         back(saved, learner, watching, good=1)
-    rows = [json.loads(line) for line in (tmp_path / "guard.jsonl").read_text().splitlines()]
+    rows = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
     assert [(r["event"], r.get("to")) for r in rows] == [
         ("rolled back", 4), ("rolled back", 2), ("rolled back", 0), ("stopped", None),
     ]  # fmt: skip
@@ -367,8 +368,9 @@ def test_advantages_that_are_no_numbers_are_skipped_and_rolled_back(broken_env, 
     assert [row["guard/rollbacks"] for row in rows] == [0, 0, 1, 1, 1, 1]
     assert rows[-1]["guard/lr_scale"] == pytest.approx(0.1)
     assert all(row["reward/mean"] is not None for row in rows)
-    events = [json.loads(x) for x in (run / "transcripts/guard.jsonl").read_text().splitlines()]
-    assert {(e["step"], e["event"]) for e in events} == {
+    events = [json.loads(x) for x in (run / "events.jsonl").read_text().splitlines()]
+    assert [e["step"] for e in events if e["event"] == "start"] == [1]
+    assert {(e["step"], e["event"]) for e in events if "kind" in e} == {
         (4, "skipped"), (5, "skipped"), (5, "rolled back"),
     }  # fmt: skip
     log = (run / "log.txt").read_text()
@@ -380,7 +382,7 @@ def test_a_run_that_breaks_again_and_again_stops_with_a_report(broken_env, tmp_p
     flags = [*broken_env, "--env.name", "broken_always:Broken", "--guard.rollbacks", "1"]
     assert train_until_exit(*flags, "--run.dir", tmp_path / "run", "--run.steps", 9) == 1
     report = capsys.readouterr().err.splitlines()[-1]
-    assert "after 1 rollbacks: nonfinite of" in report and "guard.jsonl" in report
+    assert "after 1 rollbacks: nonfinite of" in report and "events.jsonl" in report
 
 
 UNSOUND_ENV = """

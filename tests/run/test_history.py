@@ -30,7 +30,7 @@ def all_files(folder):
         ["metrics.jsonl", "config.yaml", "team.yaml", "log.txt", "inputs.json"],
         ["metrics.jsonl", "transcripts/1.jsonl", "tensorboard/events.1", "wandb/a", "mlflow.db"],
         ["transcripts/3.jsonl"],
-        ["transcripts/guard.jsonl", "log.txt"],
+        ["metrics.jsonl", "events.jsonl", "log.txt"],
         ["metrics.jsonl", "demonstrations.jsonl"],
         ["evaluations/arithmetic-20.jsonl", "evaluations/summary.json"],
         ["metrics.jsonl", "checkpoints/20-from-a-copy/state"],

@@ -51,7 +51,7 @@ def source(play: Play, split: Split, is_game: bool = False) -> EnvSource:
     def create() -> ProgramEnv:
         channel = Channel(play, enter)
         channel.client = make_client(channel)
-        return ProgramEnv(channel, EVAL_SEEDS if split == "eval" else 0, is_game)
+        return ProgramEnv(channel, first_seed(split), is_game)
 
     def close() -> None:
         while started:

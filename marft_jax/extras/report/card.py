@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import itertools
-import math
-import re
-import statistics
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from marft_jax.extras.report.reading import Row, RunRecord, defaults, moment
+from marft_jax.extras.report.reading import Row, RunRecord, defaults, spread
 from marft_jax.formats import jsonlines
 from marft_jax.run.reporters import clock
 from marft_jax.settings.config import Config
@@ -26,12 +23,12 @@ class Card(NamedTuple):
         facts: what ran, where, and how long, as (name, text).
         state: progress in words.
         ended: ``finished``, ``stopped`` or "".
-        written: time of the last line of the log.
+        written: time of the last step.
         earned: of a game: mean reward of each agent at the last step, in words; else "".
         curve: the reward, as points in a box of 100 by 24.
         changes: of settings by a later start, with their steps.
         events: of the guard.
-        warnings: lines of the log, newest last.
+        warnings: with their times, newest last.
     """
 
     run: RunRecord
@@ -67,29 +64,33 @@ class Setting(NamedTuple):
 def card(run: RunRecord) -> Card:
     """Summarises a run."""
     done, total = max(run.metrics, default=0), run.settings.get("run.steps")
-    what, where = _greeting(run.log)
-    times = [str(time) for line in run.log if (time := moment(line))] or ["unknown"]
+    starts = [row for row in run.events if row.get("event") in ("start", "stopped")]
+    began = next((row for row in reversed(starts) if row["event"] == "start"), {})
+    first, written = (starts or [{}])[0].get("time", "unknown"), run.written
     took = clock(sum(row.get("time/step_s", 0.0) for row in run.metrics.values()))
-    ends = (re.search(r" INFO (stopped|.*, (?:from|continuing) )", line) for line in run.log)
-    stopped = [end[1] for end in ends if end][-1:] == ["stopped"]
+    stopped = bool(starts) and starts[-1]["event"] == "stopped"
     finished, rewards = isinstance(total, int) and done >= total, run.rewards
     return Card(
         run,
         facts=[
-            ("What", what),
-            ("Where", where),
-            ("Time", f"{took} in steps; from {times[0]} to {times[-1]}"),
+            ("What", str(began.get("what", "unknown"))),
+            ("Where", str(began.get("where", "unknown"))),
+            ("Time", f"{took} in steps; from {first} to {written}"),
         ],
         state=f"step {done}" if total is None else f"step {done} of {total}",
         ended="finished" if finished else "stopped" if stopped else "",
-        written=times[-1],
+        written=written,
         reward=rewards[max(rewards)] if rewards else None,
         best=max(rewards.items(), key=lambda item: item[1], default=None),
         earned=_earned(run),
         curve=_points(list(rewards.values())),
         changes=[str(change) for change in run.changed[-_MOST:]],
-        events=[_event(row) for row in run.guard[-_MOST:]],
-        warnings=[line for line in run.log if re.search(r" (WARNING|ERROR) ", line)][-_MOST:],
+        events=[_event(row) for row in run.events if "kind" in row][-_MOST:],
+        warnings=[
+            f"{row.get('time')} {row.get('text')}"
+            for row in run.events
+            if row.get("event") == "warning"
+        ][-_MOST:],
     )
 
 
@@ -127,13 +128,6 @@ def _in_words(value: Any) -> str:
     return str(value).lower() if value is None or isinstance(value, bool) else str(value)
 
 
-def _greeting(log: Sequence[str]) -> tuple[str, str]:
-    """Finds what runs and where in the last start's line, ``what; where mesh 1x1x1; ...``."""
-    lines = (re.search(r" INFO (.*); (.* mesh \d+(?:x\d+)*); ", line) for line in reversed(log))
-    found = next(filter(None, lines), None)
-    return (found[1], found[2]) if found else ("unknown", "unknown")
-
-
 def _earned(run: RunRecord) -> str:
     """Lists each agent's reward in a game, where the mean over players may be 0 at every step."""
     game = "players" in (run.settings.get("team.workflow"), run.team.get("workflow"))
@@ -144,18 +138,17 @@ def _earned(run: RunRecord) -> str:
 
 def _event(row: Row) -> str:
     place = f"step {row.get('step', '?')}: {row.get('event', 'event')}"
-    rest = {k: v for k, v in row.items() if k not in ("step", "event", "rollbacks")}
+    rest = {k: v for k, v in row.items() if k not in ("step", "event", "rollbacks", "time")}
     return f"{place}: " + ", ".join(f"{k} {jsonlines.dumps(v)}" for k, v in rest.items())
 
 
 def _points(values: Sequence[float]) -> str:
-    """Writes a curve as the points of an SVG line, each a mean over neighbouring values."""
+    """Writes a curve as the points of an SVG line."""
     if len(values) < 2:
         return ""
-    width = math.ceil(len(values) / _MOST_POINTS)
-    means = [statistics.fmean(values[i : i + width]) for i in range(0, len(values), width)]
-    low, last = min(means), max(len(means) - 1, 1)
-    scale = 20 / ((max(means) - low) or 1.0)
+    shown = spread(values, _MOST_POINTS)
+    low, last = min(shown), len(shown) - 1
+    scale = 20 / ((max(shown) - low) or 1.0)
     return " ".join(
-        f"{100 * i / last:.1f},{22 - scale * (y - low):.1f}" for i, y in enumerate(means)
+        f"{100 * i / last:.1f},{22 - scale * (y - low):.1f}" for i, y in enumerate(shown)
     )

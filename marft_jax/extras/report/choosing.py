@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import math
 import statistics
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from marft_jax.extras.report.episodes import ShownEpisode, episode
-from marft_jax.extras.report.reading import RunRecord, rows
+from marft_jax.extras.report.reading import RunRecord, rows, spread
 
-DIALOGUES = 9_000_000
-"""Bytes of a page for the dialogues of all its runs."""
-RESPONSES = 4_000_000
-"""Bytes of a page for the responses of evaluations."""
+BYTES = 8_000_000
+"""Of a page, for the dialogues of all its runs, and for the responses of their evaluations."""
 _STEPS = 12  # of all runs together
 _DEMONSTRATIONS = "demonstrations.jsonl"
 
@@ -66,101 +62,57 @@ def chapters(run: RunRecord, runs: int, span: range | None = None) -> list[Chapt
     """
     there = [step for step in run.transcripts if span is None or step in span]
     steps = chosen_steps(there, run.rewards, max(3, _STEPS // runs))
-    read = {step: _episodes(run, run.transcripts[step].name, "transcripts") for step in steps}
-    tasks = Counter(task for some in read.values() for task in {e.task for e in some})
+    files = {step: _episodes(run, run.transcripts[step].name, "transcripts") for step in steps}
     kept = _episodes(run, _DEMONSTRATIONS) if (run.folder / _DEMONSTRATIONS).is_file() else []
-    left, found = DIALOGUES / runs, []
-    for i, (step, episodes) in enumerate(read.items()):
-        groups, choice = chosen_groups(episodes, left / (len(read) - i + bool(kept)), tasks)
-        left -= sum(map(_size, groups))
-        earned, why = [e.reward for e in episodes], ", ".join(steps[step])
+    share, found = BYTES / runs / (len(files) + bool(kept) or 1), list[Chapter]()
+    for step, episodes in files.items():
+        groups, choice = chosen_groups(episodes, share)
+        earned = [e.reward for e in episodes]
         if games := _earnings(episodes):
             earned, choice = [], f"{games} · {choice}"
-        found.append(Chapter(f"s{step}", f"Step {step}", step, why, earned, choice, groups))
+        name = f"s{step}", f"Step {step}", step
+        found.append(Chapter(*name, steps[step], earned, choice, groups))
     if kept:
-        groups, choice = chosen_groups(kept, left, tasks)
+        groups, choice = chosen_groups(kept, share)
         found.append(Chapter("demos", "Demonstrations", None, "learned from", [], choice, groups))
     return found
 
 
-def chosen_steps(
-    there: Sequence[int], rewards: Mapping[int, float], most: int
-) -> dict[int, list[str]]:
-    """Chooses steps that have a transcript, with the reasons for each.
-
-    First come the first and the last step, the best and the lowest reward, and the largest change
-    of the reward between neighbours; then evenly spaced steps.
+def chosen_steps(there: Sequence[int], rewards: Mapping[int, float], most: int) -> dict[int, str]:
+    """Chooses steps that have a transcript, each with the reason: the last one, the one with the
+    best reward, and evenly spaced ones.
 
     >>> chosen_steps([1, 5, 10, 15], {1: 0.1, 5: 0.9, 10: 0.0, 15: 0.5}, 3)
-    {1: ['first'], 5: ['best reward'], 15: ['last']}
+    {1: 'evenly spaced', 5: 'best reward', 15: 'last'}
     """
-    reasons: dict[int, list[str]] = {}
-
-    def choose(step: int, why: str) -> None:
-        if step in reasons or len(reasons) < most:
-            reasons.setdefault(step, []).append(why)
-
-    if there:
-        choose(there[0], "first")
-        choose(there[-1], "last")
-    known = [step for step in there if step in rewards]
-    if len({rewards[step] for step in known}) > 1:
-        choose(max(known, key=lambda s: rewards[s]), "best reward")
-        choose(min(known, key=lambda s: rewards[s]), "lowest reward")
-        pairs = zip(known, known[1:], strict=False)
-        change = max(pairs, key=lambda pair: abs(rewards[pair[1]] - rewards[pair[0]]))
-        choose(change[1], "largest change")
-    for step in _spread(there, most):
-        if step not in reasons:
-            choose(step, "evenly spaced" if len(there) > most else "all are shown")
-    return dict(sorted(reasons.items()))
+    chosen = {step: "evenly spaced" for step in spread(there, most)}
+    if len(there) <= most:
+        chosen = dict.fromkeys(there, "all are shown")
+    if known := [step for step in there if step in rewards]:
+        chosen[max(known, key=lambda step: rewards[step])] = "best reward"
+    chosen |= {step: "last" for step in there[-1:]}
+    dropped = [step for step, why in chosen.items() if why == "evenly spaced"]
+    for step in dropped[::-1][: max(0, len(chosen) - most)]:
+        del chosen[step]
+    return dict(sorted(chosen.items()))
 
 
-def chosen_groups(
-    episodes: Sequence[ShownEpisode], share: float, tasks: Mapping[str, int]
-) -> tuple[list[Group], str]:
-    """Chooses whole groups of episodes within ``share`` bytes; says the choice in words.
-
-    Args:
-        tasks: number of steps that have each task; tasks of several steps are preferred.
-    """
+def chosen_groups(episodes: Sequence[ShownEpisode], share: float) -> tuple[list[Group], str]:
+    """Chooses whole groups of episodes, evenly spaced, within ``share`` bytes; says the choice in
+    words."""
     found: dict[tuple[int, int], list[ShownEpisode]] = {}
     for one in episodes:
         found.setdefault((one.index, one.group), []).append(one)
     groups = [Group(own[0].task or f"task {own[0].index}", own) for own in found.values()]
-    if sum(map(_size, groups)) <= share:
+    size = sum(map(_size, groups))
+    if size <= share:
         return groups, f"all {len(episodes)} episodes" if len(episodes) > 1 else "one episode"
-    taken: set[int] = set()
-    for place in _by_interest(groups, tasks):
-        if place not in taken and (size := _size(groups[place])) <= share:
-            taken.add(place)
-            share -= size
-    shown = [groups[place] for place in sorted(taken)]
+    shown = list[Group]()
+    for group in spread(groups, max(2, int(len(groups) * share / size))):
+        if (share := share - _size(group)) >= 0:
+            shown.append(group)
     count = sum(len(group.episodes) for group in shown)
-    choice = "repeated tasks, best, lowest, failed, truncated, mixed, then evenly spaced"
-    return shown, f"{count} of {len(episodes)} episodes ({choice}, to limit the size)"
-
-
-def _by_interest(groups: Sequence[Group], tasks: Mapping[str, int]) -> Iterable[int]:
-    def those(fits: Callable[[Group], bool], most: int) -> list[int]:
-        return [i for i, group in enumerate(groups) if fits(group)][:most]
-
-    places = range(len(groups))
-    means = [statistics.fmean(e.reward for e in group.episodes) for group in groups]
-    yield from [max(places, key=means.__getitem__), min(places, key=means.__getitem__)]
-    yield from those(lambda group: tasks.get(group.task, 0) > 1, 4)
-    yield from those(lambda group: any(e.failed is not None for e in group.episodes), 2)
-    yield from those(lambda group: any(e.truncated for e in group.episodes), 2)
-    yield from those(lambda group: len({e.reward for e in group.episodes}) > 1, 2)
-    yield from _spread(places, 8)
-    yield from places
-
-
-def _spread(items: Sequence[int], most: int) -> list[int]:
-    """Picks evenly spaced items, the first and the last included."""
-    if len(items) <= most:
-        return list(items)
-    return [items[math.floor(i * (len(items) - 1) / (most - 1) + 0.5)] for i in range(most)]
+    return shown, f"{count} of {len(episodes)} episodes (evenly spaced, to limit the size)"
 
 
 def _earnings(episodes: Sequence[ShownEpisode]) -> str:

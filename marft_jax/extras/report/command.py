@@ -58,14 +58,14 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
 
 
 def overview(runs: Sequence[RunRecord]) -> Table:
-    """Makes a table of runs: step, last and best reward, and time of the last log line."""
+    """Makes a table of runs: step, last and best reward, and time of the last step."""
     rows = []
     for one in map(card, runs):
         best = "" if one.best is None else f"{one.best[1]:.3f} at {one.best[0]}"
         reward = "" if one.reward is None else f"{one.reward:.3f}"
         state = one.state.removeprefix("step ") + (f", {one.ended}" if one.ended else "")
         rows.append([one.run.name, state, reward, best, one.written])
-    return folding(["run"], ["step", "reward", "best", "last line"], rows)
+    return folding(["run"], ["step", "reward", "best", "written"], rows)
 
 
 def write(folders: Sequence[Path], out: Path, span: range | None = None) -> None:

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import json
-import math
-import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from marft_jax.extras.report.reading import RunRecord
 from marft_jax.settings.config import Config
 from marft_jax.settings.setting import that_decide
+from marft_jax.extras.report.reading import RunRecord, spread
 
-_NUMBERS = 500_000  # in all curves of a page
 _POINTS = 2000  # of a curve, at most
 _OWN = {"run.seed"} | that_decide("start", Config)
 """Settings in which seeds of one run differ."""
@@ -57,20 +54,23 @@ def charts(runs: Sequence[RunRecord]) -> list[dict[str, Any]]:
 def curves(runs: Sequence[RunRecord]) -> dict[str, Any]:
     """Puts all metrics on common steps, in the form that ``page/curves.js`` reads.
 
-    In a long run each point is the mean over ``width`` steps.
+    Of a long run, evenly spaced steps are drawn.
     """
-    steps = sorted({step for run in runs for step in run.metrics})
-    count = sum(len(run.metric_names) for run in runs)
-    width = math.ceil(len(steps) / max(200, min(_POINTS, _NUMBERS // max(1, count)))) or 1
-    blocks = [steps[i : i + width] for i in range(0, len(steps), width)]
+    made = sorted({step for run in runs for step in run.metrics})
+    steps = spread(made, _POINTS)
     drawn, differing = [], [key for key, values in settings_of(runs).items() if len(values) > 1]
     for run, variant in zip(runs, variants(runs), strict=True):
-        metrics = {name: _thinned(run.metrics, name, blocks) for name in run.metric_names}
+        rows = [run.metrics.get(step, {}) for step in steps]
+        metrics = {name: [_short(row.get(name)) for row in rows] for name in run.metric_names}
         own = {key: str(run.settings.get(key, "?")) for key in differing}
         changed = sorted({change.step for change in run.changed})
         of_run = {"name": run.name, "variant": variant, "settings": own, "changed": changed}
         drawn.append(of_run | {"metrics": metrics})
-    return {"width": width, "steps": [block[-1] for block in blocks], "runs": drawn}
+    return {"steps": steps, "made": len(made), "runs": drawn}
+
+
+def _short(value: float | None) -> float | None:
+    return None if value is None else float(f"{value:.5g}")
 
 
 def settings_of(runs: Sequence[RunRecord]) -> dict[str, set[str]]:
@@ -109,12 +109,3 @@ def _kind(name: str) -> tuple[str, str]:
     label, _, last = rest.rpartition("/")
     is_of_one = first in ("agent", "eval", "tool") and label
     return (f"{first}/*/{last}", label) if is_of_one else (name, "")
-
-
-def _thinned(
-    metrics: Mapping[int, Mapping[str, float]], name: str, blocks: Sequence[Sequence[int]]
-) -> list[float | None]:
-    """Returns the mean of a metric over each block of steps; None without a value."""
-    blocks_of = ([metrics.get(step, {}).get(name) for step in block] for block in blocks)
-    known = ([value for value in block if value is not None] for block in blocks_of)
-    return [float(f"{statistics.fmean(values):.5g}") if values else None for values in known]

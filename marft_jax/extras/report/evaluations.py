@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from marft_jax.errors import described, one_line
 from marft_jax.evaluation.scores import Score, score
-from marft_jax.extras.report.choosing import RESPONSES, Group, chosen_groups
+from marft_jax.extras.report.choosing import BYTES, Group, chosen_groups
 from marft_jax.extras.report.episodes import episode
 from marft_jax.extras.report.reading import Row, RunRecord, rows
 
@@ -45,10 +45,10 @@ def evaluations(run: RunRecord, runs: int) -> list[Responses]:
         by_name = defaultdict[str, list[Row]](list)
         for row in rows(file, run.notes):
             by_name[str(row.get("benchmark", file.stem))].append(row)
-        share = RESPONSES / runs / len(run.evaluations)
+        share = BYTES / runs / len(run.evaluations)
         for name, responses in by_name.items():
             own = [episode(row, run.agents) for row in responses]
-            groups, choice = chosen_groups(own, share / len(by_name), {})
+            groups, choice = chosen_groups(own, share / len(by_name))
             figures, which = _score(run, file.name, responses), _which(file.stem, name)
             found.append(Responses(f"e{number}", name, *which, figures, choice, groups))
     order = {who: i for i, who in enumerate(_VARIANTS)}

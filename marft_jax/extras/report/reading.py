@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import yaml
@@ -19,21 +20,21 @@ from marft_jax.formats import documents, foreign
 from marft_jax.learning import settings as algorithms
 from marft_jax.run.manifest import MANIFEST
 from marft_jax.run.place import place_of
-from marft_jax.run.reporters import FROM_BASE
 from marft_jax.settings import config as config_lib
 
 Row = dict[str, Any]
 Notes = list[str]
+_T = TypeVar("_T")
 
 _BUILT_IN = {"env.name": envs.BUILT_IN, "algo.name": algorithms.SETTINGS}
-_READ = ("*.yaml", "*.jsonl", "log.txt", "transcripts", "checkpoints", "evaluations/*.jsonl")
+_READ = ("*.yaml", "*.jsonl", "transcripts", "checkpoints", "evaluations/*.jsonl")
 _GAMES = {
     "exploitability.jsonl": ("game", "exploitability"),
     "elo.jsonl": ("game", "elo"),
     "matches.jsonl": ("{agent} against {opponent}", "won"),
 }
 """Files with figures of a game's checkpoints: name of a line in the chart, and the figure."""
-_OF_A_RUN = ("config.yaml", "metrics.jsonl", "log.txt", "transcripts", "checkpoints", "evaluations")
+_OF_A_RUN = ("config.yaml", "metrics.jsonl", "transcripts", "checkpoints", "evaluations")
 _MOST_OF_FILE, _MOST_OF_LINE = 1 << 28, 1 << 24  # bytes that are read
 
 
@@ -66,8 +67,7 @@ class RunRecord(NamedTuple):
         metrics: a row of ``metrics.jsonl`` by step.
         transcripts: file of each step.
         evaluations: files of responses.
-        guard: rows of ``transcripts/guard.jsonl``.
-        log: lines of ``log.txt``.
+        events: rows of ``events.jsonl``.
         versions: versions of libraries, from the newest checkpoint.
         notes: what is missing or broken; reading further files adds notes.
     """
@@ -79,8 +79,7 @@ class RunRecord(NamedTuple):
     metrics: Mapping[int, Mapping[str, float]]
     transcripts: Mapping[int, Path]
     evaluations: list[Path]
-    guard: list[Row]
-    log: list[str]
+    events: list[Row]
     checkpoints: list[Checkpoint]
     versions: Mapping[str, str]
     notes: Notes
@@ -116,29 +115,34 @@ class RunRecord(NamedTuple):
         return list(rows(self.transcripts[step], self.notes)) if step in self.transcripts else []
 
     @property
+    def written(self) -> str:
+        """Time at which the newest metrics were written."""
+        with contextlib.suppress(OSError, ValueError):
+            seconds = (self.folder / "metrics.jsonl").stat().st_mtime
+            return datetime.datetime.fromtimestamp(seconds).isoformat(" ", "seconds")
+        return "unknown"
+
+    @property
     def metric_names(self) -> list[str]:
         """Names of all metrics, in the order of the file."""
         return list(dict.fromkeys(name for row in self.metrics.values() for name in row))
 
     @property
     def derived(self) -> set[str]:
-        """Settings that nobody gave and that follow from the base, as the log says."""
-        lines = [line for line in self.log if FROM_BASE in line]
-        return {key for line in lines for key in re.findall(r"--(\w+\.\w+)", line)}
+        """Settings that nobody gave and that follow from the base."""
+        flags = [flag for row in self.events if isinstance(row.get("derived"), list)
+                 for flag in row["derived"]]  # fmt: skip
+        return {str(flag).split(" ")[0].removeprefix("--") for flag in flags}
 
     @property
     def changed(self) -> list[Change]:
-        """Settings that a later start changed, as the log says, in the order of steps."""
-        found, step = list[Change](), 1
-        for line in self.log:
-            if start := re.search(
-                r" mesh .*, (?:continuing after step (\d{1,15})|from the beginning)$", line
-            ):
-                step = int(start[1] or 0) + 1
-                found = [one for one in found if one.step < step]  # those were not saved
-            elif change := re.search(r" INFO (?:--([\w.]+)|(team: \S+)) was (.*), is (.*)$", line):
-                found.append(Change(step, change[1] or change[2], change[3], change[4]))
-        return found
+        """Settings that a later start changed, in the order of steps."""
+        rows = [row for row in self.events if row.get("event") == "changed"]
+        return [
+            Change(row["step"], *(str(row.get(name)) for name in ("setting", "was", "now")))
+            for row in rows
+            if type(row.get("step")) is int
+        ]
 
     @property
     def rewards(self) -> dict[int, float]:
@@ -184,7 +188,7 @@ def read_run(folder: str | Path) -> RunRecord:
     saved = _numbered(folder / "checkpoints", "", Path.is_dir)
     metas = {step: _checkpoint(path, notes) for step, path in saved.items()}
     versions = metas[max(metas)].get("versions") if metas else None
-    guard = folder / "transcripts" / "guard.jsonl"
+    events = folder / "events.jsonl"
     notes += ["transcripts/: none yet"] if not transcripts else []
     notes += ["checkpoints/: none yet"] if not saved else []
     return RunRecord(
@@ -197,8 +201,7 @@ def read_run(folder: str | Path) -> RunRecord:
         evaluations=sorted(
             file for file in (folder / "evaluations").glob("*.jsonl") if file.name not in _GAMES
         ),
-        guard=list(rows(guard, notes)) if guard.is_file() else [],
-        log=_log(folder / "log.txt", notes),
+        events=list(rows(events, notes)) if events.exists() else [],
         checkpoints=[Checkpoint(step, number(row.get("metric"))) for step, row in metas.items()],
         versions=versions if isinstance(versions, dict) else {},
         notes=notes,
@@ -244,6 +247,13 @@ def rows(file: Path, notes: Notes) -> Iterator[Row]:
         notes.append(f"{_shown(file)}: expected a JSON object per line, got {wrong}")
 
 
+def spread(items: Sequence[_T], most: int) -> list[_T]:
+    """Picks evenly spaced items, the first and the last included."""
+    if len(items) <= most:
+        return list(items)
+    return [items[math.floor(i * (len(items) - 1) / (most - 1) + 0.5)] for i in range(most)]
+
+
 def number(value: Any) -> float | None:
     """Returns a finite number, or None for anything else."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
@@ -262,12 +272,6 @@ def defaults(given: Mapping[str, Any]) -> dict[str, Any]:
     config = config_lib.Config(**{name: kind() for name, kind in kinds.items()})
     names = {"env.name": config_lib.EnvSettings.name, "algo.name": config_lib.Algo.name}
     return _flat(yaml.safe_load(config_lib.dump(config))) | names
-
-
-def moment(line: str) -> datetime.datetime | None:
-    """Reads the time at the start of a line of ``log.txt``."""
-    with contextlib.suppress(ValueError):
-        return datetime.datetime.fromisoformat(line[:19])
 
 
 def _metrics(file: Path, notes: Notes) -> dict[int, dict[str, float]]:
@@ -325,12 +329,6 @@ def _flat(tree: Mapping[str, Any]) -> dict[str, Any]:
     return {
         f"{name}.{key}": value for name, part in sections.items() for key, value in part.items()
     }
-
-
-def _log(file: Path, notes: Notes) -> list[str]:
-    with _noted(file, notes), foreign.open_regular(file) as stream:
-        return stream.read(_MOST_OF_FILE).decode("utf-8", "replace").splitlines()
-    return []
 
 
 @contextlib.contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import html
+import itertools
 import json
 import os
 import re
@@ -18,7 +19,7 @@ from pathlib import Path
 from threading import Thread
 
 import pytest
-from run_files import LOG, episode, lines, turn, write_run
+from run_files import EVENTS, START, episode, lines, turn, write_run
 
 from marft_jax import plugins
 from marft_jax.errors import BadInput, printable
@@ -31,7 +32,6 @@ from marft_jax.extras.report.page import render
 from marft_jax.extras.report.reading import read_run, read_runs
 from marft_jax.formats import foreign, jsonlines
 from marft_jax.learning import settings as algorithms
-from marft_jax.run.reporters import FROM_BASE
 from marft_jax.settings.config import Run
 
 
@@ -68,7 +68,7 @@ def test_a_page_has_all_that_a_run_has(tmp_path):
     text = Elements(page_of(write_run(tmp_path / "mine"))).text
     for shown in (
         "step 3 of 3, finished", "cpu mesh 1x1x1", "1:30 in steps", "run.steps", "Plan it.",
-        'who "solver"', "kl of solver: 30, bound 20", "Step 2", "first, lowest reward",
+        'who "solver"', "10:00:05 no gradient", "Step 2", "all are shown",
         "all 4 episodes", "answer at 1", "found 6", "advantage -0.25", "expected 7",
         "with the action of planner (1)", "sums, step 3, single agent", "0.15 to 0.85", "jax 1",
     ):  # fmt: skip
@@ -166,38 +166,33 @@ def test_the_algorithm_is_among_what_was_changed(tmp_path):
     assert (rows["env.name"].changed, rows["env.name"].default) == ("given", "arithmetic")
 
 
-START = "2026-01-01 10:00:00,000 INFO appo: a (solo) on tiny, arithmetic; cpu mesh 1x1x1; runs/x, "
-
-
-def changed_run(folder: Path, *log: str) -> Path:
-    """A run of 12 steps whose log has these lines; INFO stands before each but starts."""
+def changed_run(folder: Path, *events: dict) -> Path:
+    """A run of 12 steps with these events."""
     run = write_run(folder, steps=range(1, 13))
-    text = [line if line.startswith(START) else f"{START[:24]}INFO {line}" for line in log]
-    (run / "log.txt").write_text("".join(f"{line}\n" for line in text))
+    lines(run / "events.jsonl", events)
     return run
 
 
+def changed(step: int, key: str, was: object, now: object) -> dict:
+    return {"step": step, "event": "changed", "setting": key, "was": was, "now": now}
+
+
 @pytest.mark.parametrize(
-    ("log", "changes", "shown"),
+    ("events", "changes", "shown"),
     [
-        ([f"{START}from the beginning"], [], {"env.difficulty": "4"}),
+        ([START], [], {"env.difficulty": "4"}),
         (
-            [
-                f"{START}from the beginning",
-                f"{START}continuing after step 8",
-                "--env.difficulty was 1, is 4",
-            ],
+            [START, changed(9, "env.difficulty", 1, 4)],
             ["step 9: env.difficulty was 1, is 4"],
             {"env.difficulty": "1; from step 9: 4"},
         ),
         (
             [
-                f"{START}continuing after step 2",
-                "--algo.lr was 0.1, is 0.2",
-                "--lora.targets was ['q'], is ['q', 'v']",
-                f"{START}continuing after step 6",
-                "--algo.lr was 0.2, is 0.001",
-                "team: solver.prompt was 'Add, is 3.', is 'Solve.'",
+                changed(3, "algo.lr", 0.1, 0.2),
+                changed(3, "lora.targets", ["q"], ["q", "v"]),
+                changed(7, "algo.lr", 0.2, 0.001),
+                changed(7, "team: solver.prompt", "'Add, is 3.'", "'Solve.'"),
+                changed("7", "algo.epochs", 1, 2),
             ],
             [
                 "step 3: algo.lr was 0.1, is 0.2",
@@ -207,29 +202,12 @@ def changed_run(folder: Path, *log: str) -> Path:
             ],
             {"algo.lr": "0.1; from step 3: 0.2; from step 7: 0.001"},
         ),
-        (  # the first start with it was killed before it saved a step
-            [
-                f"{START}continuing after step 8",
-                "--env.difficulty was 1, is 2",
-                f"{START}continuing after step 8",
-                "--env.difficulty was 1, is 4",
-            ],
-            ["step 9: env.difficulty was 1, is 4"],
-            {"env.difficulty": "1; from step 9: 4"},
-        ),
-        (  # begun anew
-            [
-                f"{START}continuing after step 8",
-                "--env.difficulty was 1, is 2",
-                f"{START}from the beginning",
-            ],
-            [],
-            {"env.difficulty": "4"},
-        ),
     ],
 )
-def test_a_change_stands_at_its_step_in_the_table_and_in_the_curves(log, changes, shown, tmp_path):
-    run = changed_run(tmp_path / "mine", *log)
+def test_a_change_stands_at_its_step_in_the_table_and_in_the_curves(
+    events, changes, shown, tmp_path
+):
+    run = changed_run(tmp_path / "mine", *events)
     settings = run / "config.yaml"
     settings.write_text(settings.read_text().replace("difficulty: 3", "difficulty: 4"))
     rows = {row.key: row for row in card.settings([read_run(run)])}
@@ -242,29 +220,21 @@ def test_a_change_stands_at_its_step_in_the_table_and_in_the_curves(log, changes
     assert all(html.escape(line) in page.replace("&#39;", "&#x27;") for line in changes)
 
 
-DERIVED = f"{FROM_BASE}--model.context 512, --algo.lr 0.001, --lora.targets q k v o"
+DERIVED = START | {"derived": ["--model.context 512", "--algo.lr 0.001", "--lora.targets q k v o"]}
 
 
 @pytest.mark.parametrize(
-    ("log", "kind"),
+    ("events", "kind"),
     [
-        ([f"{START}from the beginning", DERIVED], "auto"),
-        ([f"{START}from the beginning", DERIVED, f"{START}continuing after step 2"], "auto"),
-        ([f"{START}from the beginning"], "given"),
-        (
-            [
-                f"{START}from the beginning",
-                DERIVED,
-                f"{START}continuing after step 2",
-                "--model.context was 256, is 512",
-                "--lora.targets was ['q'], is ['q', 'k']",
-            ],
-            "given",
-        ),
+        ([DERIVED], "auto"),
+        ([DERIVED, DERIVED], "auto"),
+        ([START], "given"),
+        ([DERIVED, changed(3, "model.context", 256, 512), changed(3, "lora.targets", [], [])],
+         "given"),
     ],
-)
-def test_what_follows_from_the_base_was_not_changed(log, kind, tmp_path):
-    run = changed_run(tmp_path / "mine", *log)
+)  # fmt: skip
+def test_what_follows_from_the_base_was_not_changed(events, kind, tmp_path):
+    run = changed_run(tmp_path / "mine", *events)
     text = (run / "config.yaml").read_text().replace("context: 256", "context: 512")
     text = text.replace("- all-linear", "- q\n  - k\n  - v\n  - o")
     (run / "config.yaml").write_text(text)
@@ -287,12 +257,11 @@ def test_a_card_says_where_the_reward_began_and_ended_and_how_the_run_did(tmp_pa
     text = " ".join(Elements(page_of(folder := write_run(tmp_path / "mine"))).text.split())
     assert "0.10 → 0.30 reward" in text and "step 3: 0.3" in text and "(reward/mean)" in text
     lines(folder / "metrics.jsonl", [{"step": 1, "reward/mean": 0.5}])
-    with (folder / "log.txt").open("a") as log:
-        log.write("2026-01-01 10:02:00,000 INFO stopped after step 1; start again to continue\n")
+    events = [*EVENTS, {"event": "stopped", "step": 1}]
+    lines(folder / "events.jsonl", events)
     text = Elements(page_of(folder)).text
     assert "step 1 of 3, stopped" in text and "0.50 reward" in " ".join(text.split())
-    with (folder / "log.txt").open("a") as log:
-        log.write(LOG.splitlines()[0] + "\n")
+    lines(folder / "events.jsonl", [*events, START])
     assert "stopped" not in Elements(page_of(folder)).text
 
 
@@ -321,7 +290,15 @@ def test_text_of_others_is_text_wherever_it_stands(tmp_path):
     lines(folder / "transcripts" / "1.jsonl", rows)
     lines(folder / "evaluations" / "sums-3.jsonl", [row | {"benchmark": bad} for row in rows])
     lines(folder / "metrics.jsonl", [{"step": 1, "reward/mean": 1, f"agent/{bad}/entropy": 1}])
-    (folder / "log.txt").write_bytes(f"2026-01-01 10:00:00 ERROR {bad}".encode(errors="replace"))
+    lines(
+        folder / "events.jsonl",
+        [
+            dict.fromkeys(("time", "text"), bad) | {"event": "warning"},
+            dict.fromkeys(("setting", "was", "now"), bad) | {"event": "changed", "step": 1},
+            {"event": bad, "step": bad, "kind": bad, bad: bad},
+            START | {"what": bad, "where": bad, "derived": [bad]},
+        ],
+    )
     shown = Elements(page := page_of(folder))
     page.encode("utf-8")
     benign = Elements(page_of(write_run(tmp_path / "benign")))
@@ -355,9 +332,7 @@ def test_long_lines_are_cut_in_the_middle_and_the_page_says_so(tmp_path):
     assert max(map(len, re.findall("x+", page))) == LONGEST // 2
 
 
-@pytest.mark.parametrize(
-    "missing", ["config.yaml", "team.yaml", "metrics.jsonl", "log.txt", "transcripts"]
-)
+@pytest.mark.parametrize("missing", ["config.yaml", "team.yaml", "metrics.jsonl", "transcripts"])
 def test_what_is_missing_is_named_and_the_rest_is_shown(missing, tmp_path):
     folder = write_run(tmp_path / "mine")
     path = folder / missing
@@ -402,7 +377,7 @@ def test_a_checkpoint_that_is_not_whole_is_named(tmp_path):
 
 def test_what_never_ends_is_named_and_not_read(tmp_path):
     folder = write_run(tmp_path / "mine")
-    names = ["config.yaml", "team.yaml", "metrics.jsonl", "log.txt", "evaluations/x.jsonl",
+    names = ["config.yaml", "team.yaml", "metrics.jsonl", "events.jsonl", "evaluations/x.jsonl",
              "checkpoints/3/meta.json", "checkpoints/3/manifest.json"]  # fmt: skip
     for i, name in enumerate(names):
         (folder / name).unlink(missing_ok=True)
@@ -451,7 +426,11 @@ def test_values_of_any_kind_anywhere_leave_a_page(wrong, tmp_path):
     lines(folder / "evaluations" / "sums-3.jsonl", rows)
     lines(folder / "demonstrations.jsonl", rows)
     lines(folder / "metrics.jsonl", [{"step": wrong, "reward/mean": 1}, {"step": 2, "x": wrong}])
-    lines(folder / "transcripts" / "guard.jsonl", [{"step": wrong, "event": wrong}])
+    events = [
+        {"step": wrong, "event": event} | dict.fromkeys(("kind", "derived", "was"), wrong)
+        for event in ("start", "stopped", "changed", "warning", wrong)
+    ]
+    lines(folder / "events.jsonl", events)
     lines(folder / "checkpoints" / "3" / "meta.json", [{"metric": wrong, "versions": wrong}])
     lines(folder / "checkpoints" / "3" / "manifest.json", [{"meta.json": wrong, "x": [wrong]}])
     (folder / "team.yaml").write_text(json.dumps({"agents": wrong}))
@@ -480,23 +459,31 @@ def test_runs_of_the_same_name_go_by_their_paths_and_none_is_shown_twice(tmp_pat
     assert [run.name for run in read_runs([one, other, one])] == [str(one), str(other)]
 
 
-def test_a_long_run_is_thinned_to_means(tmp_path):
+def test_a_curve_has_at_most_2000_points(tmp_path):
     run = read_run(write_run(tmp_path / "mine"))
-    long = run._replace(metrics={s: {"reward/mean": float(s % 2)} for s in range(1, 10_001)})
+    long = run._replace(metrics={s: {"reward/mean": float(s)} for s in range(1, 10_001)})
     drawn = curves([long])
-    assert drawn["width"] == 5 and drawn["steps"][:2] == [5, 10] and len(drawn["steps"]) == 2000
-    assert drawn["runs"][0]["metrics"]["reward/mean"][:2] == [0.6, 0.4]
+    assert len(drawn["steps"]) == 2000 and drawn["steps"][::1999] == [1, 10_000]
+    assert drawn["runs"][0]["metrics"]["reward/mean"] == drawn["steps"]
+    assert "2000 of 10000 steps are drawn" in " ".join(Elements(render([long])).text.split())
+    assert curves([run])["steps"] == [1, 2, 3]
 
 
-def test_the_steps_that_are_shown_have_a_reason():
-    there, rewards = list(range(5, 1001, 5)), {s: s / 1000 for s in range(1, 1001)}
-    rewards |= {500: 2.0, 300: -1.0, 700: 1.7}
-    steps = chosen_steps(there, rewards, 12)
-    assert len(steps) == 12 and steps[5] == ["first"] and steps[1000] == ["last"]
-    assert "best reward" in steps[500] and "lowest reward" in steps[300]
-    assert "largest change" in steps[500]
+@pytest.mark.parametrize("best", [5, 10, 500, 905, 1000])
+def test_the_last_the_best_and_evenly_spaced_steps_are_shown(best):
+    there = list(range(5, 1001, 5))
+    steps = chosen_steps(there, dict.fromkeys(there, 1.0) | {best: 2.0, 7: 9.0}, 12)
+    assert len(steps) == 12 and [*steps] == sorted(steps)
+    assert steps[1000] == "last" and steps[best] == ("last" if best == 1000 else "best reward")
+    gaps = [b - a for a, b in itertools.pairwise(steps)]
+    assert max(gaps) <= 2 * 1000 / 11
+
+
+def test_few_steps_are_all_shown():
     assert chosen_steps([], {}, 12) == {}
-    assert chosen_steps([1, 2, 3], dict.fromkeys([1, 2, 3], 1.0), 2) == {1: ["first"], 3: ["last"]}
+    assert chosen_steps([1, 2, 3], {2: 1.0}, 12) == {
+        1: "all are shown", 2: "best reward", 3: "last"
+    }  # fmt: skip
 
 
 def test_any_transcribed_step_can_be_asked_for(tmp_path, capsys):
@@ -521,15 +508,15 @@ def test_a_large_step_shows_whole_groups_within_its_share(tmp_path):
     lines(folder / "transcripts" / "1.jsonl", rows)
     run = read_run(folder)
     episodes = choosing._episodes(run, "1.jsonl", "transcripts")
-    groups, choice = chosen_groups(episodes, 200_000, {})
-    assert {"task 40", "task 50"} <= {group.task for group in groups}
+    groups, choice = chosen_groups(episodes, 200_000)
+    assert groups[0].task == "task 0" and groups[-1].task > "task 5"
     assert all(len(group.episodes) == 2 for group in groups)
     assert sum(e.size for g in groups for e in g.episodes) < 200_000
     assert choice.startswith(f"{2 * len(groups)} of 128 episodes (")
 
 
 def test_a_page_is_about_as_large_as_was_reckoned(tmp_path, monkeypatch):
-    monkeypatch.setattr(choosing, "DIALOGUES", 300_000)
+    monkeypatch.setattr(choosing, "BYTES", 300_000)
     folder = write_run(tmp_path / "mine")
     small = len(page_of(folder))
     for step in (1, 2, 3):
@@ -556,7 +543,7 @@ def test_without_a_page_to_write_a_line_tells_how_far_each_run_is(tmp_path, caps
         command.main(["--run", str(tmp_path / "a"), str(tmp_path / "empty")])
     rows = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
     assert left.value.code == 0
-    assert "a 3 of 3, finished 0.300 0.300 at 3 2026-01-01 10:01:00" in rows
+    assert any(row.startswith("a 3 of 3, finished 0.300 0.300 at 3 2026-01-01") for row in rows)
     assert "empty 0 unknown" in rows
 
 
@@ -576,7 +563,7 @@ def test_the_command_writes_the_page_and_says_how_large_it_is(tmp_path, capsys):
         ("mine", "mine", "--out mine: expected a file name"),
         *(
             ("mine", f"mine/{name}", f"--out mine/{name}: expected a new file or an HTML page")
-            for name in ("metrics.jsonl", "config.yaml", "log.txt")
+            for name in ("metrics.jsonl", "config.yaml", "events.jsonl")
         ),
         ("empty", "page.html", "--run empty: expected a run directory, found none of config.yaml"),
         ("empty", None, "--run empty: expected a run directory, found none of config.yaml"),
@@ -598,7 +585,7 @@ def test_wrong_input_is_one_line(run, out, shown, tmp_path, monkeypatch, capsys)
     assert not (tmp_path / "page.html").exists()
 
 
-@pytest.mark.parametrize("name", ["config.yaml", "metrics.jsonl", "log.txt"])
+@pytest.mark.parametrize("name", ["config.yaml", "metrics.jsonl"])
 def test_a_run_that_has_just_begun_is_in_the_table_and_folders_beside_runs_do_no_harm(
     name, tmp_path, capsys
 ):

@@ -29,7 +29,7 @@ function placesOf(runs) {
   if (!spent) return data.steps;
   const sums = runs.map((run) => {
     let total = 0;
-    return data.steps.map((_, i) => (total += data.width * spent((name) => run.metrics[name]?.[i])));
+    return data.steps.map((step, i) => (total += (step - (data.steps[i - 1] ?? step - 1)) * spent((name) => run.metrics[name]?.[i])));
   });
   return data.steps.map((_, i) => sums.reduce((total, own) => total + own[i], 0) / runs.length);
 }
