@@ -32,7 +32,7 @@ class Client(tinker.ServiceClient):
     Args:
         base: the model, as of ``--model.base``.
         settings: others of a run, such as ``{"model.context": 512}``.
-        dir: where saved weights go; by default a temporary folder.
+        dir: where models and saved weights go; by default a temporary folder.
         options: of ``open_service``, such as ``rank`` and ``slots``.
 
     Raises:
@@ -51,7 +51,7 @@ class Client(tinker.ServiceClient):
         folder = dir or self._stack.enter_context(tempfile.TemporaryDirectory())
         config = cli.configure({**(settings or {}), "model.base": base})
         key = f"tml-{secrets.token_hex(16)}"
-        service = open_service(config, Path(folder), durable=False, **options)
+        service = open_service(config, Path(folder), **options)
         app = make_app(self._stack.enter_context(service), [key])
         super().__init__(base_url=self._stack.enter_context(serving(app)), api_key=key)
 

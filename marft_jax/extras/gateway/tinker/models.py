@@ -19,11 +19,11 @@ from marft_jax.extras.gateway.tinker import passes, wire
 from marft_jax.extras.gateway.tinker.adapters import Adapters
 from marft_jax.extras.gateway.tinker.order import Numbered, Worker, Working
 from marft_jax.extras.gateway.tinker.sessions import Sessions
-from marft_jax.extras.gateway.tinker.store import ANSWER, EPHEMERAL, LOST, Saved, Store, expiry
 from marft_jax.policy import Adapter
 from marft_jax.policy.gradients import GradientSums
 from marft_jax.policy.optimiser import Adam
 from marft_jax.policy.policy import Policy
+from marft_jax.extras.gateway.tinker.store import ADAPTER, EPHEMERAL, LOST, Saved, Store, expiry
 
 _RESIDENT = 64  # models whose adapters stay in memory
 _SAVED = {
@@ -128,7 +128,7 @@ class Models:
                 else:
                     adapter = self._loaded(saved, facts["optimizer"])
                 whole = {**facts, "created": time.time()}
-                self._store.write_state(id, 0, adapter, whole)
+                self._store.create_model(id, adapter, whole)
                 policy = self.adapters.policy_of(adapter, facts["lora"])
                 self.all[id] = Model(whole, policy, used=time.time())
             elif any(self.all[id].facts.get(key) != value for key, value in facts.items()):
@@ -184,26 +184,24 @@ class Models:
         return promise
 
     def _work(self, model: Model, number: int, kind: str, body: bytes) -> Working:
-        """Does a call; its result is on the disk before the state that follows, and both are before
-        anybody is told. Where the disk fails, the call has failed and the gradient is dropped."""
+        """Does a call; its result and the state that follows are on the disk before anybody is
+        told. Where the disk fails, the call has failed and the gradient is dropped."""
         model.used, before = time.time(), model.policy
         try:
             model.policy = policy = self._policy(model)
             result = yield from wire.answered(self._done(model, number, kind, body))
-            self._store.write_call(model.id, number, ANSWER, result)
-            if model.policy is not policy and self._store.durable:
-                adapter = verbs.take(model.policy, 0)
-                self._store.write_state(model.id, number, adapter, model.facts)
+            moved = None if model.policy is policy else verbs.take(model.policy, 0)
+            self._store.write_answer(model.id, number, result, moved)
         except Exception as error:
             model.policy, model.sums = before, None
-            self._store.lose(model.id, number, kind)
+            self._store.lose(model.id, number)
             return wire.failed(error)
         return result
 
     def _policy(self, model: Model) -> Policy:
         """The adapter of a model, from the disk if need be; the least used make room."""
         idle = [m for m in [*self.all.values()] if m.policy and m.sums is None and m is not model]
-        if self._store.durable and len(idle) >= _RESIDENT:
+        if len(idle) >= _RESIDENT:
             min(idle, key=lambda m: m.used).policy = None
         if model.policy is not None:
             return model.policy
@@ -283,7 +281,7 @@ class Models:
                 self.adapters.write_peft(draft, adapter)
             else:
                 kept = adapter if kind == "weights" else adapter._replace(moments=None, count=0)
-                self._store.write_adapter(draft, kept)
+                verbs.save(kept, draft / ADAPTER)
         if saved.kind != EPHEMERAL:
             return wire.answer(path=saved.path, type=request.type)
         sampler = f"{model.id.partition(':')[0]}:sample:{seq_id}"

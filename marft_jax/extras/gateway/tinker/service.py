@@ -152,7 +152,6 @@ def open_service(
     folder: Path,
     *,
     names: Sequence[str] = (),
-    durable: bool = True,
     models: int = 4096,
     samplers: int = 8,
     rank: int = 32,
@@ -164,7 +163,6 @@ def open_service(
     Args:
         folder: for models and saved weights.
         names: of the base, beside its own.
-        durable: every step is on the disk before it is acknowledged.
         models, samplers, rank, weights_bytes: the most models, saved weights that are sampled with
             at the same time, rank, and bytes of saved weights.
 
@@ -175,7 +173,7 @@ def open_service(
         raise BadInput(f"--rank: expected 1 to {LADDER[-1]}, got {rank}")
     if not isinstance(config.rollout, Rollout):
         raise BadInput("--rollout.sampler: expected engine; saved weights are sampled by it")
-    store = Store(folder, durable, weights_bytes)
+    store = Store(folder, weights_bytes)
     devices = open_devices(config.mesh)
     base = load_onto(devices, config.model)
     context = context_of(MAIN, config.model, base.config.max_position)
@@ -190,7 +188,7 @@ def open_service(
     known = [*dict.fromkeys([*names, config.model.base])]
     adapters = Adapters(base, devices.learning, names=known, rank=rank, context=context)
     worker, sessions = Worker(), Sessions(store)
-    with Batcher(engine) as batcher:
+    with contextlib.closing(store), Batcher(engine) as batcher:
         all_models = Models(adapters, store, sessions, worker, models)
         samples = Samples(adapters, store, sessions, worker, batcher, samplers)
         with worker:  # now begins what was promised before

@@ -1,26 +1,30 @@
 """The server's folder: models, their calls, sessions and saved weights survive a killed server.
 
-    sessions/SESSION.json
-    models/MODEL/state-NUMBER/      an adapter with its optimiser, after the call of that number
-    models/MODEL/calls/NUMBER.KIND  a call whose promise was given, NUMBER.answer its result
-    weights/MODEL/KIND/NAME/        saved weights, an adapter or a peft folder, with facts.json
+    server.db                    sessions, models, and the calls with their results
+    models/MODEL/state-NUMBER    an adapter with its optimiser, after the call of that number
+    weights/MODEL/KIND/NAME/     saved weights, an adapter or a peft folder, with facts.json
 
-Folders appear only when they are whole.
+A state counts when the database has its number, which it has together with the call's result.
+Folders of weights appear only when they are whole.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import re
 import shutil
+import sqlite3
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from marft_jax import policy as verbs
+from marft_jax.errors import BadInput
 from marft_jax.extras.gateway.errors import ApiError
 from marft_jax.formats import foreign, jsonlines
 from marft_jax.policy import Adapter
@@ -28,12 +32,12 @@ from marft_jax.run.manifest import DRAFT, remove, whole_folder
 
 KINDS = {"weights": "training", "sampler_weights": "sampler", "external_weights": "external"}
 EPHEMERAL = "ephemeral"
-ANSWER, LOST = "answer", "lost"  # kinds of calls: a result, and a call that failed with the disk
+LOST = "lost"  # the kind of a call that failed with the disk
 _PATH = re.compile(
     rf"tinker://([A-Za-z0-9-]{{1,64}}:train:\d{{1,9}})/({'|'.join(KINDS)})/([A-Za-z0-9][\w.-]{{0,127}})",
     re.ASCII,
 )
-_FACTS, _ADAPTER = "facts.json", "adapter.safetensors"
+_FACTS, ADAPTER = "facts.json", "adapter.safetensors"
 _KEPT_CALLS = 1024  # results of a model that may be fetched once more
 _TTL = 3600, 315_360_000
 _KEPT_EPHEMERAL = 32  # weights without a name of a model; older ones are deleted
@@ -59,91 +63,137 @@ class Saved(NamedTuple):
         return cls(*found.groups())
 
 
+_TABLES = """
+PRAGMA journal_mode = PERSIST;  -- so that a call can be marked as lost on a full disk
+CREATE TABLE IF NOT EXISTS sessions (id PRIMARY KEY, facts);
+CREATE TABLE IF NOT EXISTS models (id PRIMARY KEY, facts, number);
+CREATE TABLE IF NOT EXISTS calls (model, number, kind, body, answer, PRIMARY KEY (model, number));
+"""
+
+
 class Store:
-    """Reads and writes the folder.
+    """Reads and writes the folder. What it writes is on the disk when a method returns.
 
     Args:
-        durable: also keeps calls and states; otherwise only sessions and saved weights.
         most_bytes: of saved weights.
+
+    Raises:
+        BadInput: the folder is of an older release, or cannot be read.
     """
 
-    def __init__(self, folder: Path, durable: bool, most_bytes: int) -> None:
-        self._folder, self.durable, self._most = folder, durable, most_bytes
+    def __init__(self, folder: Path, most_bytes: int) -> None:
+        self._folder, self._most, self._lock = folder, most_bytes, threading.RLock()
         folder.mkdir(parents=True, exist_ok=True)
+        if (folder / "sessions").is_dir():
+            what = "expected a folder of this release, got models of an older one"
+            raise BadInput(f"--run.dir {folder}: {what}; serve it with that one, or name another")
         for draft in folder.rglob(f"{DRAFT}*"):
             shutil.rmtree(draft, ignore_errors=True)
-        for draft in folder.glob("models/*/calls/.*"):  # of a process that was killed
-            draft.unlink()
+        try:
+            self._database = sqlite3.connect(folder / "server.db", check_same_thread=False)
+            self._database.executescript(_TABLES)
+        except sqlite3.Error as error:
+            what = f"server.db: expected a database of this server, got: {error}"
+            raise BadInput(f"--run.dir {folder}: {what}") from error
+
+    def close(self) -> None:
+        self._database.close()
+
+    def _run(self, *statements: tuple[Any, ...]) -> list[Any]:
+        """Runs statements, each with its values, together or not at all; returns the last one's
+        rows. Raises ``OSError`` where the disk fails."""
+        try:
+            with self._lock, self._database as database:
+                found = [database.execute(text, values) for text, *values in statements]
+                return found[-1].fetchall()
+        except sqlite3.Error as error:
+            raise OSError(errno.EIO, str(error)) from error
 
     def sessions(self) -> dict[str, dict[str, Any]]:
         """Facts of all sessions."""
-        return {file.stem: _read(file) for file in sorted(self._folder.glob("sessions/*.json"))}
+        rows = self._run(("SELECT * FROM sessions ORDER BY rowid",))
+        return {session: json.loads(facts) for session, facts in rows}
 
     def write_session(self, session: str, facts: dict[str, Any]) -> None:
-        jsonlines.write(self._folder / "sessions" / f"{session}.json", [json.dumps(facts)])
+        how = "INSERT INTO sessions VALUES (?, ?) ON CONFLICT DO UPDATE SET facts = excluded.facts"
+        self._run((how, session, json.dumps(facts)))
 
-    def models(self) -> Iterator[dict[str, Any]]:
-        """Facts of the newest state of each model, with its ``number``."""
-        for folder in sorted(self._folder.glob("models/*")):
-            if states := _states(folder):
-                yield _read(states[-1] / _FACTS)
+    def models(self) -> list[dict[str, Any]]:
+        """Facts of each model whose state is there, with the ``number`` of its last step."""
+        rows = self._run(("SELECT * FROM models ORDER BY id",))
+        return [
+            {**json.loads(facts), "number": number}
+            for model, facts, number in rows
+            if self._state(model, number).exists()
+        ]
 
-    def write_state(self, model: str, number: int, adapter: Adapter, facts: dict[str, Any]) -> None:
-        """Writes a model after the call of a number; older states and calls are dropped then."""
-        if not self.durable:
-            return
-        folder = self._model(model)
-        with whole_folder(folder / f"state-{number:09}") as draft:
-            self.write_adapter(draft, adapter)
-            jsonlines.write(draft / _FACTS, [json.dumps({**facts, "number": number})])
-        with contextlib.suppress(OSError):  # the state is there
-            for older in _states(folder)[:-1]:
-                remove(older)
-            for file in folder.glob("calls/[0-9]*"):
-                if int(file.stem) <= number - _KEPT_CALLS:
-                    file.unlink()
+    def create_model(self, model: str, adapter: Adapter, facts: dict[str, Any]) -> None:
+        self._write_state(model, 0, adapter)
+        new = "INSERT OR REPLACE INTO models VALUES (?, ?, 0)", model, json.dumps(facts)
+        self._run(("DELETE FROM calls WHERE model = ?", model), new)
 
     def read_state(self, model: str) -> Adapter:
         """The newest state of a model."""
-        return verbs.load(_states(self._model(model))[-1] / _ADAPTER)
+        [[number]] = self._run(("SELECT number FROM models WHERE id = ?", model))
+        return verbs.load(self._state(model, number))
 
     def write_call(self, model: str, number: int, kind: str, body: bytes) -> None:
-        """Keeps a call, or its result; it is on the disk then."""
-        if not self.durable:
+        how = "INSERT OR REPLACE INTO calls VALUES (?, ?, ?, ?, NULL)"
+        self._run((how, model, number, kind, body))
+
+    def write_answer(
+        self, model: str, number: int, answer: bytes, adapter: Adapter | None = None
+    ) -> None:
+        """Keeps the result of a call, together with the state that follows if there is a new one;
+        what led to older states is dropped then."""
+        own, done = "WHERE model = ? AND number = ?", "WHERE model = ? AND number <= ?"
+        answered = f"UPDATE calls SET answer = ? {own}", answer, model, number
+        if adapter is None:
+            self._run(answered)
             return
-        file = self._call(model, number, kind)
-        file.parent.mkdir(parents=True, exist_ok=True)
-        with jsonlines.draft_of(file) as draft, draft.open("wb") as stream:
-            stream.write(body)
-            stream.flush()
-            os.fsync(stream.fileno())
+        self._write_state(model, number, adapter)
+        self._run(
+            answered,
+            ("UPDATE models SET number = ? WHERE id = ?", number, model),
+            (f"UPDATE calls SET body = NULL {done}", model, number),
+            (f"DELETE FROM calls {done}", model, number - _KEPT_CALLS),
+        )
+        state = self._state(model, number)
+        with contextlib.suppress(OSError):
+            for file in [file for file in state.parent.iterdir() if file != state]:
+                file.unlink()
 
     def read_answer(self, model: str, number: int) -> bytes | None:
         """The result of a call, if it is kept."""
-        with contextlib.suppress(FileNotFoundError):
-            return self._call(model, number, ANSWER).read_bytes()
-        return None
+        how = "SELECT answer FROM calls WHERE model = ? AND number = ?"
+        rows = self._run((how, model, number))
+        return rows[0][0] if rows else None
 
-    def lose(self, model: str, number: int, kind: str) -> None:
+    def lose(self, model: str, number: int) -> None:
         """Notes that a call failed with the disk: a server that is started again fails it, too."""
-        with contextlib.suppress(OSError):  # needs no room, but the disk may fail in any way
-            self._call(model, number, kind).rename(self._call(model, number, LOST))
+        with contextlib.suppress(OSError):
+            how = "UPDATE calls SET kind = ? WHERE model = ? AND number = ?"
+            self._run((how, LOST, model, number))
 
-    def calls(self, model: str, after: int) -> Iterator[tuple[int, str, bytes]]:
+    def calls(self, model: str, after: int) -> list[tuple[int, str, bytes]]:
         """Calls after that of a number, in their order: (number, kind, body)."""
-        for file in sorted(self._model(model).glob("calls/[0-9]*")):
-            if (number := int(file.stem)) > after and file.suffix[1:] != ANSWER:
-                yield number, file.suffix[1:], file.read_bytes()
+        own = "WHERE model = ? AND number > ? ORDER BY number"
+        return self._run((f"SELECT number, kind, body FROM calls {own}", model, after))
+
+    def _state(self, model: str, number: int) -> Path:
+        return self._folder / "models" / model.replace(":", ".") / f"state-{number:09}"
+
+    def _write_state(self, model: str, number: int, adapter: Adapter) -> None:
+        file = self._state(model, number)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with jsonlines.draft_of(file) as draft:
+            verbs.save(adapter, draft)
+            with draft.open("rb") as stream:
+                os.fsync(stream.fileno())
 
     def place(self, saved: Saved) -> Path:
         """The folder of saved weights."""
         return self._folder / "weights" / saved.model.replace(":", ".") / saved.kind / saved.name
-
-    def _model(self, model: str) -> Path:
-        return self._folder / "models" / model.replace(":", ".")
-
-    def _call(self, model: str, number: int, kind: str) -> Path:
-        return self._model(model) / "calls" / f"{number:09}.{kind}"
 
     @contextlib.contextmanager
     def saving(self, saved: Saved, facts: dict[str, Any]) -> Iterator[Path]:
@@ -165,9 +215,6 @@ class Store:
                 for old, _ in self.listed(saved.model, EPHEMERAL)[:-_KEPT_EPHEMERAL]:
                     self.delete(old)
 
-    def write_adapter(self, draft: Path, adapter: Adapter) -> None:
-        verbs.save(adapter, draft / _ADAPTER)
-
     def facts(self, saved: Saved, owner: str | None = None) -> dict[str, Any]:
         """Facts of saved weights, of an owner if one is given; raises ``ApiError``, 404."""
         file = self.place(saved) / _FACTS
@@ -183,7 +230,7 @@ class Store:
     def load(self, saved: Saved) -> Adapter:
         """Reads saved weights; raises ``ApiError`` where there are none."""
         self.facts(saved)
-        return verbs.load(self.place(saved) / _ADAPTER)
+        return verbs.load(self.place(saved) / ADAPTER)
 
     def listed(
         self, models: str = "*", kind: str = "*weights"
@@ -228,7 +275,3 @@ def _read(file: Path) -> dict[str, Any]:
 
 def _is_over(facts: dict[str, Any]) -> bool:
     return facts.get("expires") is not None and facts["expires"] < time.time()
-
-
-def _states(folder: Path) -> list[Path]:
-    return sorted(folder.glob("state-*"))

@@ -168,15 +168,23 @@ def test_all_that_was_promised_survives_a_server_that_is_started_again(tmp_path,
 
 @pytest.fixture
 def full(monkeypatch):
-    """Parts of the names of files for which the disk has no room."""
-    parts, draft_of = list[str](), jsonlines.draft_of
+    """Parts of the names of files, and of statements, for which the disk has no room."""
+    parts, draft_of, run = list[str](), jsonlines.draft_of, store_module.Store._run
+
+    def check(text):
+        if any(part in str(text) for part in parts):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def draft(path):
-        if any(part in str(path) for part in parts):
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+        check(path)
         return draft_of(path)
 
+    def statements(store, *given):
+        check([text for text, *_ in given])
+        return run(store, *given)
+
     monkeypatch.setattr(jsonlines, "draft_of", draft)
+    monkeypatch.setattr(store_module.Store, "_run", statements)
     return parts
 
 
@@ -201,12 +209,12 @@ def test_a_call_fails_with_the_disk_and_neither_it_nor_a_restart_takes_its_step(
         full.clear()
         only = one.loss(one.backward(model, 5, forward_only=True))
         assert only == pytest.approx(losses[0], rel=1e-5)  # the step was not taken
-        full[:] = [".answer"]
+        full[:] = ["SET answer"]
         assert FULL in one.fetch(one.backward(model, 6))["error"]
         full.clear()
         told = one.fetch(one.step(model, 7))["error"]
         assert "expected a forward_backward" in told  # the gradient of a failed call is dropped
-    full[:] = [".answer"]
+    full[:] = ["SET answer"]
     with served(tmp_path) as url:  # a disk that is full at the start
         assert FULL in Caller(url).fetch(lost)["error"]
     full.clear()
@@ -219,7 +227,7 @@ def test_a_call_fails_with_the_disk_and_neither_it_nor_a_restart_takes_its_step(
 
 
 def test_what_the_disk_cannot_keep_is_refused_and_may_be_sent_again(one, full, monkeypatch):
-    full.append("sessions")
+    full.append("INTO sessions")
     told = one.post("create_session", status=503, tags=[], user_metadata=None, sdk_version="0")
     assert FULL in told["error"]["message"]
     full.clear()
@@ -229,7 +237,7 @@ def test_what_the_disk_cannot_keep_is_refused_and_may_be_sent_again(one, full, m
     one.post("create_model", status=503, **made)
     full.clear()
     model = one.fetch(one.post("create_model", **made))["model_id"]
-    full.append("forward_backward")
+    full.append("INTO calls")
     assert FULL in one.backward(model, 1, status=503)["error"]["message"]
     full.clear()
     assert one.loss(one.backward(model, 1)) > 0
@@ -295,7 +303,7 @@ def test_a_silent_session_ends_when_another_beats_and_its_model_goes_on(one, mon
 def test_a_disk_that_cannot_end_a_silent_session_is_no_matter_of_another(one, full, monkeypatch):
     silent, session = one.session(), one.session()
     monkeypatch.setattr(sessions_module, "_SILENT_SECONDS", 0)
-    full.append("sessions")
+    full.append("INTO sessions")
     one.post("session_heartbeat", session_id=session)
     one.post("session_heartbeat", status=410, session_id=silent)
 
