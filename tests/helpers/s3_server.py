@@ -25,7 +25,7 @@ KEYS = dict(AWS_ACCESS_KEY_ID="a", AWS_SECRET_ACCESS_KEY="b", AWS_DEFAULT_REGION
 TRAINER = """
 import buckets
 from marft_jax.extras.storage import lock, mirror
-lock.RENEW_S, mirror.PUSH_S, mirror.PART = 0.3, 60.0, 64
+lock.RENEW_S, mirror.PUSH_S = 0.3, 60.0
 place = mirror.Mirror({address!r}, trains=True)
 buckets.train(place, {until}, lambda step: print(step, flush=True))
 """

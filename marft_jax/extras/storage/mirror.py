@@ -1,9 +1,8 @@
 """A run in object storage, whose files are mirrored in a folder of this machine.
 
-Only whole objects are written, and each is checked for its size. A checkpoint exists when its
-``manifest.json`` does: that object is written last and deleted first. A file that grows beyond
-``PART`` is cut: ``NAME``, ``NAME.part0001``, ... are its bytes in order, so that only its end is
-written again. The bucket decides: a start takes over what is there, whatever its folder has.
+A file is an object. All files go there with each checkpoint, and small ones that grow every
+``PUSH_S`` seconds. A checkpoint exists when its ``manifest.json`` does: that object is written last
+and deleted first. The bucket decides: a start takes over what is there, whatever its folder has.
 Nothing is deleted there because it is missing here.
 """
 
@@ -11,14 +10,13 @@ from __future__ import annotations
 
 import contextlib
 import fnmatch
+import functools
 import hashlib
-import itertools
 import logging
 import os
 import re
 import shutil
 import threading
-import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
@@ -31,16 +29,14 @@ from marft_jax.formats import foreign, jsonlines
 from marft_jax.run.manifest import MANIFEST, digest_of
 from marft_jax.run.place import Place
 
-PART = 1 << 22  # bytes
-PATIENCE_S = 300.0  # for a store that does not answer, or refuses
 PUSH_S = 20.0  # between pushes of what grows
+SMALL = 1 << 22  # bytes of a file that is pushed so often
 
 _T = TypeVar("_T")
 _HEAD = ("config.yaml", "team.yaml", "inputs.json", "demonstrations.jsonl", "checkpoints/*.json")
 _GROWING = (".jsonl", ".txt", ".yaml", ".json")
 _ONCE = re.compile(r"transcripts/\d|evaluations/.*\.jsonl|tensorboard/|unsaved-")
 """What training does not read; its content does not change without its size."""
-_PART = re.compile(r"\.part\d{4}$")
 _STEP = re.compile(r"checkpoints/\d+/")
 
 
@@ -65,11 +61,13 @@ class Mirror(Place):
         self._scope: str | None = None  # names of what this process writes begin so
         self._lock: Lock | None = None
         self._seen: dict[str, Any] = {}  # state of each local file that the bucket has
-        self._sent: dict[str, bytes] = {}  # hash of each object of these
-        self._pushing, self._failed = threading.RLock(), False
+        self._pushing = threading.RLock()
         with self._refusing("that can be listed"):
             self._open()
             self._sizes = self._list()
+        if cut := [name for name in self._sizes if name.endswith(".part0001")]:
+            what = f"expected whole files, got {cut[0]}, as an older release cut them"
+            raise BadInput(f"{self._address}: {what}; join the parts of each (cat), delete them")
         if not trains:
             self._bring(*_HEAD)
 
@@ -93,7 +91,7 @@ class Mirror(Place):
                     self._get(prefix + name)
 
     def push(self, growing: bool = False) -> None:
-        """As of ``Place``; ``growing``: only files that grow from step to step."""
+        """As of ``Place``; ``growing``: only small files that grow from step to step."""
         if self._scope is None:
             return
         with self._pushing:
@@ -101,10 +99,14 @@ class Mirror(Place):
             for name, state in sorted(self._files(), key=lambda file: bool(_STEP.match(file[0]))):
                 step = _STEP.match(name)
                 whole = step and not growing and _STEP.sub("", name) == MANIFEST
-                other = not step and (not growing or name.endswith(_GROWING))
+                is_small = name.endswith(_GROWING) and state[1] <= SMALL
+                other = not step and (not growing or is_small)
                 if self._seen.get(name) != state and (whole or other):
                     with contextlib.suppress(FileNotFoundError):  # it is not here, or no more
-                        self._send_checkpoint(step[0]) if step else self._send(name)
+                        if step:
+                            self._send_checkpoint(step[0])
+                        else:
+                            self._put(name, (self.path / name).read_bytes())
                         self._seen[name] = state
 
     def remove(self, name: str) -> None:
@@ -136,8 +138,7 @@ class Mirror(Place):
             with repeated(lambda: self.push(growing=True), PUSH_S, self._address):
                 yield
         finally:
-            if not self._failed:
-                self.push()
+            self.push()
 
     def _open(self) -> None:
         """Opens the store without caches: others write there, and credentials change."""
@@ -162,35 +163,32 @@ class Mirror(Place):
                 f"gs://BUCKET/PATH, got {got}; {how}"
             ) from error
 
-    def _try(self, call: Callable[[], _T], *final: type[Exception]) -> _T:
-        """Calls the store until it does what it should, each time with credentials read anew.
+    def _try(self, call: Callable[[], _T]) -> _T:
+        """Calls the store, once more with credentials read anew if it fails.
 
         Raises:
-            RunFailed: it did not do so in time.
+            FileNotFoundError: there is no such object.
+            RunFailed: it failed again.
         """
-        until, self._failed = time.monotonic() + PATIENCE_S, True
-        while True:
+        for again in (True, False):
             try:
-                result = call()
-                self._failed = False
-                return result
-            except final:
+                return call()
+            except FileNotFoundError:
                 raise
             except Exception as error:
-                if time.monotonic() > until:
+                if not again:
                     got = one_line(described(error), 200)
                     raise RunFailed(
                         f"{self._address}: object storage fails ({got}); what is not saved there "
                         f"is in {self.path}; checkpoints that were saved stay loadable: give "
                         "access, and start again to continue from them"
                     ) from error
-            time.sleep(PATIENCE_S / 100)
             with contextlib.suppress(Exception):
                 self._open()
+        raise AssertionError
 
     def _check_owner(self) -> None:
         if self._lock is not None and (who := self._try(self._lock.taken_by)):
-            self._failed = True
             raise RunFailed(
                 f"{self._address}: {who} has taken this run, because this process did not renew "
                 "its lock in time; this process writes nothing more"
@@ -221,18 +219,6 @@ class Mirror(Place):
                     stat = file.stat()
                     yield name, (stat.st_ino, stat.st_size, stat.st_mtime_ns)
 
-    def _send(self, name: str) -> None:
-        """Writes a file in parts, those that changed."""
-        data = (self.path / name).read_bytes()
-        cuts = range(0, max(1, len(data)), PART)
-        parts = {_part(name, k): data[cut : cut + PART] for k, cut in enumerate(cuts)}
-        for part, own in reversed(parts.items()):  # a reader stops at the first that is not full
-            digest = hashlib.sha256(own).digest()
-            if part not in self._sizes or self._sent.get(part) != digest:
-                self._put(part, own)
-                self._sent[part] = digest
-        self._delete(n for n in self._sizes if _PART.sub("", n) == name and n not in parts)
-
     def _send_checkpoint(self, prefix: str) -> None:
         """Writes a checkpoint, in place of another one of the same step."""
         folder = self.path / prefix
@@ -245,27 +231,14 @@ class Mirror(Place):
             self._put(prefix + name, data)
 
     def _put(self, name: str, data: bytes) -> None:
-        """Writes an object, and looks whether it is there."""
-
-        def call() -> None:
-            self._fs.pipe_file(self._at(name), data)
-            if (found := self._fs.info(self._at(name))["size"]) != len(data):
-                raise OSError(f"{name}: expected {len(data)} bytes there, got {found}")
-
-        self._try(call)
+        self._try(lambda: self._fs.pipe_file(self._at(name), data))
         self._sizes[name] = len(data)
 
     def _delete(self, names: Iterable[str]) -> None:
-        def call() -> None:
-            with contextlib.suppress(FileNotFoundError):
-                self._fs.rm_file(self._at(name))
-                self._fs.info(self._at(name))
-                raise OSError(f"{name}: expected nothing there after it was deleted")
-
         for name in sorted(names, key=lambda name: not name.endswith(MANIFEST)):
-            self._try(call)
+            with contextlib.suppress(FileNotFoundError):
+                self._try(functools.partial(self._fs.rm_file, self._at(name)))
             del self._sizes[name]
-            self._sent.pop(name, None)
 
     def _bring(self, *patterns: str, all: bool = True) -> None:
         """Makes the files that fit these patterns equal to those of the bucket, but no states.
@@ -284,28 +257,15 @@ class Mirror(Place):
             file, once = self.path / name, _ONCE.match(name)
             is_state = _STEP.match(name) and (name.count("/") > 2 or not self._is_whole(name))
             is_here = once and file.is_file() and file.stat().st_size == size
-            other = is_state or is_here or _PART.search(name) or (once and not all)
+            other = is_state or is_here or (once and not all)
             if fits(name) and not other:
                 with contextlib.suppress(FileNotFoundError):  # deleted meanwhile
                     self._get(name)
         self._seen |= dict(self._files())
 
     def _get(self, name: str) -> None:
-        """Brings a file, all its parts."""
-
-        def call() -> bytes:
-            return self._fs.cat_file(self._at(_part(name, k)))
-
-        file, data = self.path / name, b""
+        data = self._try(lambda: self._fs.cat_file(self._at(name)))
+        file = self.path / name
         file.parent.mkdir(parents=True, exist_ok=True)
-        with jsonlines.draft_of(file) as draft, draft.open("wb") as stream:
-            for k in itertools.count():
-                if k and (_part(name, k) not in self._sizes or len(data) < PART):
-                    break
-                data = self._try(call, FileNotFoundError)
-                self._sent[_part(name, k)] = hashlib.sha256(data).digest()
-                stream.write(data)
-
-
-def _part(name: str, k: int) -> str:
-    return f"{name}.part{k:04}" if k else name
+        with jsonlines.draft_of(file) as draft:
+            draft.write_bytes(data)

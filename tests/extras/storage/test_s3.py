@@ -14,7 +14,7 @@ from run_files import lines_of
 
 import marft_jax
 from marft_jax import chat, cli, evaluate, export, imitate, report, train
-from marft_jax.extras.storage import lock, mirror
+from marft_jax.extras.storage import lock
 from marft_jax.extras.storage.mirror import Mirror
 from marft_jax.run.checkpoints import Checkpoints
 
@@ -46,8 +46,6 @@ def server(monkeypatch, home):
 @pytest.fixture
 def quick(monkeypatch):
     monkeypatch.setattr(lock, "RENEW_S", 0.3)
-    monkeypatch.setattr(mirror, "PATIENCE_S", 5.0)
-    monkeypatch.setattr(mirror, "PART", 64)
 
 
 def left(main, *argv):
@@ -157,10 +155,8 @@ def test_of_several_processes_a_single_one_makes_the_lock(server, home, quick):
     assert race(4, place, 0.05) == (1, 3)
 
 
-@pytest.mark.parametrize("kind", ["503 Slow Down", "403 Forbidden", "lost", "slow"])
-def test_a_bucket_that_is_slow_refuses_or_loses_a_write_has_all_at_the_end(
-    kind, server, home, quick
-):
+@pytest.mark.parametrize("kind", ["503 Slow Down", "slow"])
+def test_a_bucket_that_is_slow_or_refuses_a_write_has_all_at_the_end(kind, server, home, quick):
     writes = itertools.count(1)
 
     def fault(request):
