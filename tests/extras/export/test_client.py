@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import runpy
+import shlex
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -16,15 +17,15 @@ from serving import saved_run, served
 from test_export import run_export
 from transformers import PreTrainedTokenizerFast
 
-from marft_jax.cli import configure, parse_run
+from marft_jax import config
+from marft_jax.cli import parse_run
 from marft_jax.extras.export import turns
 from marft_jax.models.tokenizers.tokenizer import ByteTokenizer, Tokenizer
 from marft_jax.run.loaded_team import LoadedTeam
-from marft_jax.run.models import open_models
-from marft_jax.team.profiles import BUILT_IN
-from marft_jax.team.prompts import State
-from marft_jax.team.team_files import Blueprint
-from marft_jax.types import Turn
+from marft_jax.team.assemble import make_team
+from marft_jax.team.team_files import load_team
+from marft_jax.team.workflows import find_workflow
+from marft_jax.types import MAIN, Turn
 
 pytestmark = pytest.mark.usefixtures("one_device")
 
@@ -41,42 +42,84 @@ NODES = [
 ]
 DEBATE = {"workflow": "debate", "agents": [ANN, BOB, {"name": "cy", "answers": True}]}
 TEAMS = {
-    "sequential": {"agents": [ANN, {**BOB, "stop": ["+", "="], "top_k": 9, "max_new_tokens": 7}]},
+    "sequential": {"agents": [ANN, BOB]},
+    "messages": {"agents": [ANN, BOB], "messages": ["first {}", "then"]},
     "dag": {"workflow": "dag", "agents": [ANN, BOB], "nodes": NODES,
             "edges": [["a", "b"], ["a", "c"], ["b", "d"], ["c", "d"]]},
     "solo": {"workflow": "solo", "agents": [ANN, BOB]},
     "debate": DEBATE,
     "judged": DEBATE | {"judge": "ann"},
-    "formatted": {"agents": [ANN, {**BOB, "format": FORM}]},
-    "one adapter": {"agents": [{**ANN, "adapter": "both"}, {**BOB, "adapter": "both"}]},
 }  # fmt: skip
+TEXTS = ["", "a {task} b", "{texts[0]}", "<think>no</think> 7", "said</think>\n8", "a\n\nb ", None]
 
 
-@pytest.fixture(scope="module", params=[*TEAMS, "nameless"])
-def exported(request, tmp_path_factory, one_device):
-    """A run of a team, and its export."""
-    top, name = tmp_path_factory.mktemp("client"), request.param
-    team = TEAMS["dag" if name == "nameless" else name]
-    (top / "team.yaml").write_text(yaml.safe_dump(team))
-    changes = {"team": {"anonymous": True}} if name == "nameless" else {}
-    run = saved_run(top / "run", str(top / "team.yaml"), **changes)
-    assert run_export("--run", run, "--out", top / "out") == 0
-    return run, top / "out"
+def made(tmp_path, name, **settings):
+    (tmp_path / "team.yaml").write_text(yaml.safe_dump(TEAMS[name]))
+    blueprint = load_team(str(tmp_path / "team.yaml"))
+    how = config.Team(**settings), "per_agent", blueprint, {MAIN: (ByteTokenizer(), 900)}
+    return make_team(*how)._replace(workflow=blueprint.workflow)
 
 
-@pytest.fixture(scope="module")
-def models():
-    with open_models(configure(), Blueprint(BUILT_IN)) as opened:
-        yield opened
+def shown_in_training(team, texts):
+    """Prompts of the turns of one step, where the agents write these texts."""
+    given, prompts, none = iter(texts), list[list[int]](), np.zeros(0, np.int32)
+    play = find_workflow(team.workflow)(team, TASK)
+    acts = next(play)
+    while isinstance(acts, list):
+        turns = list[Turn]()
+        for act in acts:
+            prompts.append(act.prompt.tolist())
+            text = (next(given) or "").strip()
+            name = team.names[act.agent]
+            turns.append(Turn(act.agent, name, 0, none, none, none, text, True, (), False, 1.0))
+        acts = play.send(turns)
+    return prompts
 
 
-def test_each_agent_is_shown_what_training_shows_it(exported):
-    run, out = exported
+@pytest.mark.parametrize("anonymous", [False, True])
+@pytest.mark.parametrize("first", range(len(TEXTS)))
+@pytest.mark.parametrize("name", TEAMS)
+def test_each_agent_is_shown_what_training_shows_it(name, first, anonymous, tmp_path):
+    team = made(tmp_path, name, anonymous=anonymous)
+    texts = (TEXTS[first:] + TEXTS[:first]) * 2
+    turns.write(tmp_path, team, 0.0)
+    plan = json.loads((tmp_path / "turns.json").read_text("utf-8"))
+    prompts, said = list[list[int]](), iter(texts)
+
+    def create(messages, **_):
+        prompts.append(team.tokenizers[0].chat(messages))
+        message = SimpleNamespace(content=next(said))
+        return SimpleNamespace(choices=[SimpleNamespace(message=message)])
+
+    client = SimpleNamespace(chat=SimpleNamespace(completions=SimpleNamespace(create=create)))
+    play = runpy.run_path(str(tmp_path / "client.py"))["play"]
+    assert [*play(plan, TASK, dict.fromkeys(team.names, client))]
+    assert prompts == shown_in_training(team, texts)
+
+
+SERVED = {
+    "sampling": {"agents": [ANN, {**BOB, "stop": ["+", "="], "top_k": 9, "max_new_tokens": 7}]},
+    "formatted": {"agents": [{**ANN, "adapter": "x"}, {**BOB, "adapter": "x", "format": FORM}]},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SERVED)
+def test_the_commands_of_the_card_play_the_team_of_the_run(name, tmp_path, monkeypatch):
+    if "format" in name:
+        pytest.importorskip("llguidance")
+    (tmp_path / "team.yaml").write_text(yaml.safe_dump(SERVED[name]))
+    run = saved_run(tmp_path / "run", str(tmp_path / "team.yaml"))
     asked = LoadedTeam(run).ask(TASK).turns
-    plan = json.loads((out / "turns.json").read_text("utf-8"))
-    play = runpy.run_path(str(out / "client.py"))["play"]
-    with served(run) as http:
-        client = openai.OpenAI(base_url=f"{http.base_url}/v1", api_key="none")
+    assert run_export("--run", run, "--out", out := tmp_path / "out") == 0
+    text = (out / "README.md").read_text()
+    serve = text.split("marft_jax.serve --base ")[1].splitlines()[0].split()
+    monkeypatch.chdir(out)
+    with served(None, parse_run(None, serve[0], serve[1:], plays_tasks=False)) as http:
+        url = f"{http.base_url}/v1"
+        words = [sys.executable, "client.py", TASK, "--url", url]
+        played = subprocess.run(words, capture_output=True, text=True, timeout=300, check=True)
+        client = openai.OpenAI(base_url=url, api_key="none")
         prompts, create = [], client.chat.completions.create
 
         def watch(extra_body, **fields):
@@ -85,52 +128,18 @@ def test_each_agent_is_shown_what_training_shows_it(exported):
             return reply
 
         client.chat.completions.create = watch
-        texts = [*play(plan, TASK, {model.id: client for model in client.models.list()})]
+        plan, play = (
+            json.loads((out / "turns.json").read_text("utf-8")),
+            runpy.run_path("client.py"),
+        )
+        assert [*play["play"](plan, TASK, dict.fromkeys(("ann", "bob b"), client))]
     assert prompts == [turn.prompt.tolist() for turn in asked]
-    assert texts == [(turn.name, turn.text) for turn in asked]
-
-
-def test_the_commands_of_the_card_play_the_exported_team(exported, monkeypatch):
-    run, out = exported
-    text = (out / "README.md").read_text()
-    serve = text.split("marft_jax.serve --base ")[1].splitlines()[0].split()
-    monkeypatch.chdir(out)
-    with served(None, parse_run(None, serve[0], serve[1:], plays_tasks=False)) as http:
-        url = f"{http.base_url}/v1"
-        words = [sys.executable, "client.py", TASK, "--url", url]
-        played = subprocess.run(words, capture_output=True, text=True, timeout=60, check=True)
-    asked = LoadedTeam(run).ask(TASK).turns
     assert played.stdout == "".join(f"{turn.name}: {turn.text}\n" for turn in asked)
-    names = {turn.name for turn in asked}
-    assert all(f"{name}=" in text for name in names) and "--max-loras" in text
-    refused = subprocess.run(words, capture_output=True, text=True, timeout=60)
+    folders = ("x", "x") if name == "formatted" else ("ann", "bob b")
+    assert shlex.join(["--lora-modules", f"ann={folders[0]}", f"bob b={folders[1]}"]) in text
+    refused = subprocess.run(words, capture_output=True, text=True, timeout=300)
     assert refused.returncode == 1 and refused.stderr.startswith(url)  # it serves no more
     assert "Traceback" not in refused.stderr
-
-
-TEXTS = ["", "a {task} b", "{texts[0]}", "<think>no</think> 7", "said</think>\n8", "a\n\nb ", None]
-
-
-@pytest.mark.parametrize("anonymous", [False, True])
-@pytest.mark.parametrize("texts", [TEXTS[i:] + TEXTS[:i] for i in range(len(TEXTS))])
-def test_texts_of_others_are_shown_as_training_shows_them(texts, anonymous, models, tmp_path):
-    team = models.team._replace(anonymous=anonymous)
-    turns.write(tmp_path, team, 0.0)
-    plan = json.loads((tmp_path / "turns.json").read_text("utf-8"))
-    shown, said = [], iter(texts)
-
-    def create(messages, **_):
-        shown.append(messages)
-        message = SimpleNamespace(content=next(said))
-        return SimpleNamespace(choices=[SimpleNamespace(message=message)])
-
-    client = SimpleNamespace(chat=SimpleNamespace(completions=SimpleNamespace(create=create)))
-    play = runpy.run_path(str(tmp_path / "client.py"))["play"]
-    seen, none = list[Turn](), np.zeros(0, np.int32)
-    for agent, (name, text) in enumerate(play(plan, "1+1", dict.fromkeys(team.names, client))):
-        assert shown[-1] == team.shown(agent, State("1+1"), seen)
-        assert text == (texts[agent] or "").strip()
-        seen.append(Turn(agent, name, 0, none, none, none, text, True, (), False, 1.0))
 
 
 @pytest.mark.parametrize(
@@ -145,8 +154,9 @@ def test_texts_of_others_are_shown_as_training_shows_them(texts, anonymous, mode
         {"tools": (SimpleNamespace(sources=["calculator"]),)},
     ],
 )
-def test_a_team_whose_turns_are_not_known_before_has_no_client(changes, models):
-    assert turns.is_static(models.team) and not turns.is_static(models.team._replace(**changes))
+def test_a_team_whose_turns_are_not_known_before_has_no_client(changes, tmp_path):
+    team = made(tmp_path, "sequential")
+    assert turns.is_static(team) and not turns.is_static(team._replace(**changes))
 
 
 NO_SYSTEM = (

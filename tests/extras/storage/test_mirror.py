@@ -234,7 +234,9 @@ def test_a_store_that_keeps_nobody_out_or_cannot_be_written_is_refused(kind):
             pass
 
 
-@pytest.mark.parametrize("kind", ["checkpoints/", "metrics.jsonl", "manifest.json", "delete /b/runs/one/c"])
+@pytest.mark.parametrize(
+    "kind", ["checkpoints/", "metrics.jsonl", "manifest.json", "delete /b/runs/one/c"]
+)
 def test_a_write_that_is_refused_is_made_again_with_new_credentials(kind, elsewhere):
     opened = Bucket.opened
 
