@@ -16,7 +16,6 @@ from marft_jax.team.orchestrator import default_prompt
 from marft_jax.team.profiles import Profile, last_answering
 from marft_jax.team.prompts import Team
 from marft_jax.team.team_files import Blueprint
-from marft_jax.team.workflows import find_workflow
 from marft_jax.tools import Toolbox, check_form, for_model, form_with_calls, load_toolboxes
 
 LOGGER = logging.getLogger("marft_jax")
@@ -41,11 +40,10 @@ def make_team(
         bases: tokenizer of each base, and its context: longest prompt plus action, in tokens.
 
     Raises:
-        BadInput: the workflow is unknown, the team lacks its members or graph, or agents that share
+        BadInput: the team lacks its members or graph, or agents that share
             an adapter have different settings of it.
     """
     workflow = workflow_of(settings, blueprint)
-    find_workflow(workflow)
     profiles = blueprint.agents
     on = blueprint.on
     own = _adapters(profiles, on, adapters == "shared")

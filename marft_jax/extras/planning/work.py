@@ -6,6 +6,7 @@ run are shorter, so memory, time and traffic are upper bounds.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -17,6 +18,7 @@ from marft_jax.learning.settings import LearnerSettings
 from marft_jax.rollout.branches import turns_at
 from marft_jax.settings.config import Algo, Branching, Config
 from marft_jax.team.prompts import Team
+from marft_jax.team.scripts import STATIC, script_of
 from marft_jax.types import MAIN, Episode, Level, StepResult, Turn
 
 
@@ -98,21 +100,14 @@ def _branches(config: Config, names: Sequence[str]) -> tuple[tuple[int, ...], fl
 
 def _actors(team: Team, workflow: str) -> list[int]:
     """Lists the agents that act in one step of the environment."""
-    every = list(range(len(team.profiles)))
-    if workflow == "solo":
-        return [team.opener]
-    if workflow == "dag":
-        names = team.names
-        return [names.index(node.role) for layer in team.graph.layers() for node in layer]
-    if workflow == "orchestrated":
-        assert team.orchestrator is not None
-        others = [agent for agent in every if agent != team.orchestrator]
-        calls = [others[i % len(others)] for i in range(team.max_steps)]
-        return [agent for call in calls for agent in (team.orchestrator, call)]
-    if workflow == "debate":
-        debaters = [agent for agent in every if agent != team.judge]
-        return debaters * team.rounds + ([] if team.judge is None else [team.judge])
-    return every
+    if workflow not in (*STATIC, "orchestrated"):
+        return list(range(len(team.profiles)))
+    called = itertools.cycle(name for i, name in enumerate(team.names) if i != team.orchestrator)
+
+    def write(turn: int, agent: int) -> str:
+        return f"<call>{next(called)}</call>" if agent == team.orchestrator else ""
+
+    return [agent for agent, _ in script_of(team._replace(workflow=workflow), "", write)]
 
 
 def longest_batch(
