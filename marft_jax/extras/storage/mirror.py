@@ -26,7 +26,7 @@ import fsspec
 from marft_jax.errors import BadInput, RunFailed, described, one_line
 from marft_jax.extras.storage.lock import Lock, repeated
 from marft_jax.formats import foreign, jsonlines
-from marft_jax.run.manifest import MANIFEST, digest_of
+from marft_jax.run.manifest import MANIFEST
 from marft_jax.run.place import Place
 
 PUSH_S = 20.0  # between pushes of what grows
@@ -77,18 +77,10 @@ class Mirror(Place):
             self._bring(pattern)
 
     def fetch_checkpoint(self, step: int) -> None:
-        prefix, folder = f"checkpoints/{step}/", self.path / "checkpoints" / str(step)
-        # what is damaged stays so, and the reader says it
-        with contextlib.suppress(FileNotFoundError, ValueError, AttributeError):
-            manifest = foreign.loads((folder / MANIFEST).read_text("utf-8"))
-            for file in [file for file in folder.rglob("*") if file.is_file()]:
-                if file.relative_to(folder).as_posix() not in (*manifest, MANIFEST):
-                    file.unlink()
-            for name, (_, digest) in manifest.items():
-                file = folder / name
-                is_here = file.is_file() and digest_of(file) == digest
-                if prefix + name in self._sizes and not is_here:
-                    self._get(prefix + name)
+        state = f"checkpoints/{step}/state"
+        shutil.rmtree(self.path / state, ignore_errors=True)
+        for name in [name for name in self._sizes if name.startswith(f"{state}/")]:
+            self._get(name)
 
     def push(self, growing: bool = False) -> None:
         """As of ``Place``; ``growing``: only small files that grow from step to step."""
