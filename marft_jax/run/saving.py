@@ -64,7 +64,8 @@ def resume(
     if changed and done >= models.config.run.steps:
         raise BadInput(
             f"{checkpoints.run} is done, after {done} steps, and these would change nothing: "
-            f"{'; '.join(map(str, changed))}; go on with --run.steps {2 * done}, or name another --run.dir"
+            f"{'; '.join(map(str, changed))}; go on with --run.steps {2 * done}, or name another "
+            "--run.dir"
         )
     return saved.state, [*checkpoints.skipped, *changed]
 

@@ -34,7 +34,7 @@ def script_of(
     """
     found = list[tuple[int, list[Message]]]()
     play = find_workflow(team.workflow)(_Script(*team), task)
-    acts = next(play)
+    acts: Any = next(play)
     while isinstance(acts, list):
         turns = list[Turn]()
         for number, (agent, _) in enumerate(acts, len(found)):

@@ -16,7 +16,6 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
 from marft_jax import cli, export
-from marft_jax.background import DaemonThreads
 from marft_jax.cli import configure
 from marft_jax.envs.maths import Settings
 from marft_jax.errors import BadInput
