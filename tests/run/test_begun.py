@@ -105,10 +105,10 @@ def test_what_a_start_changes_is_named(tmp_path):
     team.write_text(TEAM.format(bases="", on="", prompt="Plan."))
     before = begun(tmp_path / "run", "--team.file", team)
     blueprint = load_team(before.team.file)
-    assert write_settings(tmp_path / "run", before, blueprint) == []
+    assert [*map(str, write_settings(tmp_path / "run", before, blueprint))] == []
     team.write_text(TEAM.format(bases="", on=", temperature: 0.5", prompt="Plan it."))
     after = cli.parse(["--run.seed", "7", "--algo.episodes", "16", "--mesh.coordinator", "auto"])
-    assert write_settings(tmp_path / "run", after, load_team(str(team))) == [
+    assert [*map(str, write_settings(tmp_path / "run", after, load_team(str(team))))] == [
         "--run.seed was 0, is 7",
         "--algo.episodes was 64, is 16",
         "team: agents.ann.prompt was 'Plan.', is 'Plan it.'",
