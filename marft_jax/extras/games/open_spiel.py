@@ -10,13 +10,13 @@ import random
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
-from marft_jax.config import EnvSettings
 from marft_jax.envs.base import EnvSource, Member, Split, first_seed
 from marft_jax.errors import BadInput
 from marft_jax.extras.games import bots
 from marft_jax.extras.games.moves import read_move
 from marft_jax.extras.games.seats import check_movers, outcomes, seat_of, take_seats
 from marft_jax.extras.games.tree import Tree, load
+from marft_jax.settings.config import EnvSettings
 from marft_jax.settings.setting import Natural, setting
 from marft_jax.types import StepResult, Turn
 

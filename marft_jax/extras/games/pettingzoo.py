@@ -10,12 +10,12 @@ from typing import Any, Literal
 
 import numpy as np
 
-from marft_jax.config import EnvSettings
 from marft_jax.envs.base import EnvSource, Split, first_seed
 from marft_jax.errors import BadInput
 from marft_jax.extras.games.moves import read_move
 from marft_jax.extras.games.seats import check_movers, outcomes, seat_of, take_seats
 from marft_jax.plugins import load_plugin, text_of
+from marft_jax.settings.config import EnvSettings
 from marft_jax.types import StepResult, Turn
 
 View = Callable[[Any, str], str]

@@ -6,9 +6,9 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from marft_jax.extras.report.reading import RunRecord, spread
 from marft_jax.settings.config import Config
 from marft_jax.settings.setting import that_decide
-from marft_jax.extras.report.reading import RunRecord, spread
 
 _POINTS = 2000  # of a curve, at most
 _OWN = {"run.seed"} | that_decide("start", Config)

@@ -17,11 +17,11 @@ from serving import saved_run, served
 from test_export import run_export
 from transformers import PreTrainedTokenizerFast
 
-from marft_jax import config
 from marft_jax.cli import parse_run
 from marft_jax.extras.export import turns
 from marft_jax.models.tokenizers.tokenizer import ByteTokenizer, Tokenizer
 from marft_jax.run.loaded_team import LoadedTeam
+from marft_jax.settings import config
 from marft_jax.team.assemble import make_team
 from marft_jax.team.team_files import load_team
 from marft_jax.team.workflows import find_workflow

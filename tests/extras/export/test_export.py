@@ -29,7 +29,6 @@ from marft_jax.run.directory import write_settings
 from marft_jax.run.models import open_models
 from marft_jax.run.states import initial_state, make_learner, restore_state
 from marft_jax.settings.setting import replaced
-from marft_jax.team.dag import Graph, Node
 from marft_jax.team.profiles import BUILT_IN
 from marft_jax.team.team_files import Blueprint, load_team
 from marft_jax.types import MAIN

@@ -19,11 +19,11 @@ from marft_jax.extras.gateway.tinker import passes, wire
 from marft_jax.extras.gateway.tinker.adapters import Adapters
 from marft_jax.extras.gateway.tinker.order import Numbered, Worker, Working
 from marft_jax.extras.gateway.tinker.sessions import Sessions
+from marft_jax.extras.gateway.tinker.store import ADAPTER, EPHEMERAL, LOST, Saved, Store, expiry
 from marft_jax.policy import Adapter
 from marft_jax.policy.gradients import GradientSums
 from marft_jax.policy.optimiser import Adam
 from marft_jax.policy.policy import Policy
-from marft_jax.extras.gateway.tinker.store import ADAPTER, EPHEMERAL, LOST, Saved, Store, expiry
 
 _RESIDENT = 64  # models whose adapters stay in memory
 _SAVED = {
