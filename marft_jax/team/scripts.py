@@ -9,6 +9,7 @@ import numpy as np
 
 from marft_jax.models.tokenizers.tokenizer import Message
 from marft_jax.team.prompts import State, Team
+from marft_jax.team.protocol import Step
 from marft_jax.team.workflows import find_workflow
 from marft_jax.types import Turn
 
@@ -34,8 +35,8 @@ def script_of(
     """
     found = list[tuple[int, list[Message]]]()
     play = find_workflow(team.workflow)(_Script(*team), task)
-    acts: Any = next(play)
-    while isinstance(acts, list):
+    acts: list[tuple[int, list[Message]]] | Step = next(play)
+    while not isinstance(acts, Step):
         turns = list[Turn]()
         for number, (agent, _) in enumerate(acts, len(found)):
             profile, text, ids = team.profiles[agent], write(number, agent), _NO_IDS
