@@ -35,7 +35,7 @@ from marft_jax.run.manifest import damage
 from marft_jax.run.place import place_of
 
 MOMENTS = ("starting", "in a step", "in a save")
-_MEASURED = re.compile(r"time/|throughput/|device/")
+_MEASURED = re.compile(r"time$|time/|throughput/|device/")
 _DEADLINE = 900.0
 _ADDRESSES: dict[Path, str] = {}
 """Where a run is, if not in its folder; the folder then has its output alone."""
@@ -215,12 +215,17 @@ def last_step(run: Path) -> int:
     return max((row["step"] for row in metrics_of(run)), default=0)
 
 
-def metrics_of(run: Path) -> list[dict[str, Any]]:
-    """metrics.jsonl without what the clock and the machine decide."""
-    file = files_of(run) / "metrics.jsonl"
+def metrics_of(run: Path, name: str = "metrics.jsonl") -> list[dict[str, Any]]:
+    """Rows of a file without what the clock and the machine decide."""
+    file = files_of(run) / name
     lines = file.read_text().splitlines() if file.is_file() else []
     rows = [json.loads(line) for line in lines if line.endswith("}")]
     return [{k: v for k, v in row.items() if not _MEASURED.match(k)} for row in rows]
+
+
+def findings_of(run: Path) -> list[dict[str, Any]]:
+    """Events of the guard."""
+    return [row for row in metrics_of(run, "events.jsonl") if "kind" in row]
 
 
 def differences(whole: Path, killed: Path) -> list[str]:
@@ -229,6 +234,8 @@ def differences(whole: Path, killed: Path) -> list[str]:
     whole, killed = files_of(whole), files_of(killed)
     if metrics_of(whole) != metrics_of(killed):
         found.append("metrics.jsonl differs")
+    if findings_of(whole) != findings_of(killed):
+        found.append("events of the guard differ")
     # a kill in the middle of a write leaves a hidden draft, which nothing reads
     names = {p.name for run in (whole, killed) for p in (run / "transcripts").glob("[!.]*")}
     for name in sorted(names):

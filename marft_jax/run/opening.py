@@ -83,6 +83,7 @@ def open_training(config: Config, *, rehearses: bool = False) -> Iterator[Traini
         done, steps, is_lead = int(state.step), models.config.run.steps, processes.is_lead()
         if goes_on := done < steps:
             news += [] if done else set_aside(folder, place.remove)
+            events.forget_after(done)
             changed = write_settings(folder, models.config, models.blueprint)
             inputs.write(folder, learns_from)
             place.push()  # from now on it is a run

@@ -58,7 +58,6 @@ def resume(
     done = int(saved.state.step)
     models.date(checkpoints.identity["started"])
     guard.recall(saved.meta["guard"])
-    guard.events.forget_after(done)
     changed = setting_changes(saved.meta["config"], checkpoints.identity["config"])
     changed += team_changes(saved.meta["team"], checkpoints.identity["team"])
     if changed and done >= models.config.run.steps:
