@@ -17,6 +17,9 @@ from collections.abc import Callable, Coroutine
 from concurrent.futures import Executor, Future
 from typing import Any, TypeVar
 
+import anyio
+import anyio.to_thread
+
 from marft_jax.errors import described, place
 
 LOGGER = logging.getLogger("marft_jax")
@@ -110,8 +113,13 @@ class UsersLoop(asyncio.SelectorEventLoop):
         self._jobs = dict[Any, Place]()
         self._writers: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
         self._threads = DaemonThreads()
+        self._limiter: anyio.CapacityLimiter | None = None
         self.set_task_factory(self._make_task)
         self.set_exception_handler(_report)
+
+    async def prepare(self) -> None:
+        """Learns of the threads that anyio starts in this loop."""
+        self._limiter = anyio.to_thread.current_default_thread_limiter()
 
     def settle(self) -> None:
         """Waits, in another thread, until all tasks wait."""
@@ -143,13 +151,14 @@ class UsersLoop(asyncio.SelectorEventLoop):
 
     def jobs(self, root: Place) -> int:
         """Counts the functions that run in threads for the tasks below a place."""
-        return sum(own[: len(root)] == root for own in [*self._jobs.values()])
+        by_anyio = self._limiter.statistics().borrowers if self._limiter else ()
+        places = [self._tasks[task][0] for task in by_anyio if task in self._tasks]
+        return sum(own[: len(root)] == root for own in [*self._jobs.values(), *places])
 
     def is_delayed(self, root: Place) -> bool:
         """True where a task below this place sleeps, and goes on soon."""
-        delays, now = [*self._delays.items()], self.time()
-        coming = [own for h, own in delays if h.when() > now and not h.cancelled()]
-        return any(own[: len(root)] == root for own in coming)
+        delays = [own for h, own in self._delays.items() if h._scheduled and not h.cancelled()]
+        return any(own[: len(root)] == root for own in delays)
 
     def writer(self, port: int) -> Place | None:
         """Finds the task that last wrote to the connection with this port, which leads to us."""
@@ -205,7 +214,9 @@ def users() -> Background:
     """Returns the background in which async code of users runs."""
     with _LOCK:
         if not _USERS:
-            _USERS.append(Background("async code", UsersLoop()))
+            loop = UsersLoop()
+            _USERS.append(Background("async code", loop))
+            _USERS[0].run(loop.prepare())
     return _USERS[0]
 
 

@@ -6,6 +6,7 @@ import asyncio
 import concurrent.futures
 import threading
 
+import anyio.to_thread
 import pytest
 import small
 from scripted import Scripted
@@ -124,17 +125,18 @@ def test_the_loop_knows_its_tasks_by_their_place_and_what_they_wait_for():
         waiting = asyncio.gather(*(child(seconds) for seconds in (0.5, 0, 3000)))
         over = threading.Event()
         working = loop.run_in_executor(None, over.wait)
-        await asyncio.sleep(0)
+        by_anyio = asyncio.create_task(anyio.to_thread.run_sync(over.wait))
         await asyncio.sleep(0.01)
         busy = loop.is_delayed(own), loop.is_delayed((-1,)), loop.jobs(own), loop.jobs((-1,))
         over.set()
         await working
+        await by_anyio
         waiting.cancel()
         return own, busy, loop.jobs(own)
 
     own, busy, jobs = finished(root())
     assert seen == [(*own, n) for n in (1, 2, 3)]
-    assert busy == (True, False, 1, 0) and jobs == 0
+    assert busy == (True, False, 2, 0) and jobs == 0
 
 
 def test_a_loop_in_the_background_ends_with_its_thread():

@@ -48,6 +48,7 @@ class UserCall(Wait[_T]):
 
     Attributes:
         blocked: it goes on only when others do; nobody waits for it.
+        release: called when all others wait, too; may end it.
         is_over: it returned ``value``, or failed with ``failure``.
         began, ended: set when its thread begins and ends it.
         started: when it began, in ``time.monotonic`` seconds; NaN before that.
@@ -62,7 +63,7 @@ class UserCall(Wait[_T]):
         notify: Callable[[], None] = lambda: None,
     ) -> None:
         self._what, self._run, self._seconds, self.serialised = what, run, seconds, serialised
-        self.notify, self.blocked = notify, False
+        self.notify, self.blocked, self.release = notify, False, lambda: None
         self._thread = 0
         self.began, self.ended = threading.Event(), threading.Event()
         self.is_over, self.started = False, float("nan")

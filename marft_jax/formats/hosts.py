@@ -10,6 +10,7 @@ import contextlib
 import ipaddress
 import os
 import re
+import socket
 import urllib.request
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -46,6 +47,21 @@ def url_of(host: str, port: int, path: str = "") -> str:
     'http://[::1]:80/v1'
     """
     return f"http://{f'[{host}]' if ':' in host else host}:{port}{path}"
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Opens a socket for a server of asyncio; raises ``BadInput``.
+
+    Parts of an answer are sent without a wait between them, which asyncio sees to only where a
+    socket names its protocol.
+    """
+    try:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        listener = socket.create_server((host, port), family=family)
+    except (OSError, OverflowError) as error:
+        raise BadInput(f"--host {host} --port {port}: cannot listen: {reason(error)}") from error
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return listener
 
 
 def transport_to(url: str, **given: Any) -> httpx.AsyncHTTPTransport:

@@ -117,10 +117,11 @@ class Rounds:
                     report(sum(not own.waits for own in self._running))
                 due = self._waiting()
                 self._sample()
+                self._wait(self._serialised())
                 started = time.perf_counter()
                 self._wait(due)
                 waited_s += 0.0 if self._asked else time.perf_counter() - started
-                self._wait([call for call in self._waiting() if call.serialised])
+                self._wait(self._serialised())
         finally:
             for own in self._running:
                 own.close()
@@ -132,6 +133,9 @@ class Rounds:
     def _waiting(self) -> list[UserCall[Any]]:
         """Lists the calls that are waited for."""
         return [wait for own in self._running for wait in own.waits if isinstance(wait, UserCall)]
+
+    def _serialised(self) -> list[UserCall[Any]]:
+        return [call for call in self._waiting() if call.serialised]
 
     def _sample(self) -> None:
         """Submits the new requests, lets the sampler take a step, and goes on with its answers."""
@@ -159,10 +163,14 @@ class Rounds:
             if self._stop():
                 raise Stopped
             settled = {call for call in due if call.is_settled()}
-            left = [call for call in due if call not in settled]
-            idle = not self._asked and not settled and len(due) == len(self._waiting())
-            if not left or not idle and self._hang([call for call in left if not call.blocked]):
-                break
+            busy = [call for call in due if call not in settled and not call.blocked]
+            others = settled or self._asked or len(due) < len(self._waiting())
+            if not busy or others and self._hang(busy):
+                for call in due:
+                    call.release()
+                settled = {call for call in due if call.is_settled()}
+                if settled or others or not due:
+                    break
             self._calls.ended.wait(_LOOK_SECONDS)
         for own in self._running:
             for call in own.waits:
@@ -172,7 +180,7 @@ class Rounds:
     def _hang(self, left: Sequence[UserCall[Any]]) -> bool:
         """True where all these calls seem to hang."""
         if self._calls.seconds is None:
-            return not left
+            return False
         patience = self._calls.seconds * _PATIENCE
         if any(call.has_taken(patience) for call in self._waiting()):
             patience = min(patience, _PATIENCE_SECONDS)

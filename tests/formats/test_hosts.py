@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import ssl
 import subprocess
 
@@ -10,7 +11,7 @@ import httpx
 import pytest
 
 from marft_jax.errors import BadInput
-from marft_jax.formats.hosts import transport_to, url_of
+from marft_jax.formats.hosts import listen, transport_to, url_of
 
 
 @pytest.fixture(autouse=True)
@@ -128,3 +129,11 @@ def test_a_private_authority_is_trusted(tmp_path, monkeypatch):
 def test_an_address_is_written_so_that_clients_take_it(host, url):
     assert url_of(host, 80, "/v1") == url
     assert httpx.URL(url).port in (None, 80)
+
+
+def test_a_reply_in_parts_is_sent_at_once():
+    with listen("127.0.0.1", 0) as listener:
+        with socket.create_connection(listener.getsockname()):
+            taken, _ = listener.accept()
+            with taken:
+                assert taken.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)

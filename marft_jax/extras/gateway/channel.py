@@ -1,9 +1,9 @@
 """A running program: its calls, in rounds, and what it returned.
 
-The calls of an ``async`` program are answered in rounds, so that delays change nothing. A round is
-all calls that it makes until it can do nothing but wait for their answers: the event loop is idle,
-and no timer and no thread of its own will go on soon. The calls of a round are sampled together, in
-the order of the tasks that made them.
+The calls of ``async`` programs are answered in rounds, so that delays change nothing. A round is
+all calls that they make until each of them can do nothing but wait: the event loop is idle, and no
+timer and no thread of theirs will go on soon. The calls of a round are sampled together, in the
+order of the episodes, and of the tasks that made them.
 
 A later order of the turns by their content cannot replace this. Which of two equal calls is which
 is known by their tasks alone; a prompt may hold the text of a turn that was sampled beside it by
@@ -19,7 +19,7 @@ import json
 import secrets
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, InvalidStateError
 from typing import Any, NamedTuple
 
@@ -137,6 +137,7 @@ class Channel:
     def begin(self, pause: UserCall[Any]) -> None:
         """Begins a pause, which ends with the next calls; with none once the program has returned,
         and with what it raised."""
+        pause.release = self._hand_over if self.is_async else pause.release
         with self._lock:
             self._pause, self._began, self._passes = pause, time.monotonic(), 0
         self._look()
@@ -144,11 +145,11 @@ class Channel:
     def _look(self) -> None:
         if not self.is_async or self._over:
             self._hand_over()
-        else:
-            users_loop().call_soon_threadsafe(lambda: None)  # it looks before it sleeps
+        elif self._pause is not None:
+            users_loop().call_soon_threadsafe(self._pause.notify)  # it looks before it sleeps
 
     def _watch(self) -> float | None:
-        """Ends the round where the program can do nothing but wait for it."""
+        """Says whether the program can do nothing but wait for answers, its own or others'."""
         if (pause := self._pause) is None:
             return None
         loop, self._passes = users_loop(), self._passes + 1
@@ -162,8 +163,6 @@ class Channel:
             is_idle, wait_seconds = spent > _READ_SECONDS, _READ_SECONDS - spent
         else:
             is_idle = True
-        if is_idle and self._held:
-            self._hand_over()
         pause.set_blocked(is_idle)
         return None if is_idle else wait_seconds
 
@@ -180,18 +179,22 @@ class Channel:
             pause, self._pause = self._pause, None
         pause.end(calls, None if calls else self._error)
 
-    def answer(self, asked: PendingCall, choices: list[Choice] | ApiError) -> None:
-        """Answers a call."""
-        with contextlib.suppress(InvalidStateError):  # the episode is over
-            if isinstance(choices, ApiError):
-                asked.future.set_exception(choices)
-            else:
-                asked.future.set_result(choices)
+    def answer(self, answers: Sequence[tuple[PendingCall, list[Choice] | ApiError]]) -> None:
+        """Answers calls, all at once, and waits until an ``async`` program waits again."""
 
-    def settle(self) -> None:
-        """Waits until the program has read its answers, and waits again."""
+        def give() -> None:
+            for asked, choices in answers:
+                with contextlib.suppress(InvalidStateError):  # the episode is over
+                    if isinstance(choices, ApiError):
+                        asked.future.set_exception(choices)
+                    else:
+                        asked.future.set_result(choices)
+
         if self.is_async:
+            users_loop().call_soon_threadsafe(give)
             users_loop().settle()
+        else:
+            give()
 
     def send(self, body: bytes) -> None:
         """Takes the reward of an episode, JSON; the last one counts.
@@ -216,7 +219,8 @@ class Channel:
         with self._lock:
             self._closed, left = True, [*self._open, *self._held]
         for asked in left:
-            self.answer(asked, _over())
+            with contextlib.suppress(InvalidStateError):  # it is answered
+                asked.future.set_exception(_over())
         if self._task is not None:
             self._task.cancel()
             with contextlib.suppress(ValueError):

@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from marft_jax import cli
 from marft_jax.envs.base import EnvSource
-from marft_jax.errors import BadInput, reason
+from marft_jax.errors import BadInput
 from marft_jax.formats import documents
-from marft_jax.formats.hosts import name_of, url_of
+from marft_jax.formats.hosts import listen, name_of, url_of
 from marft_jax.random_keys import Stream
 from marft_jax.settings.config import Config
 from marft_jax.types import Player
@@ -142,14 +142,6 @@ def own_flags(parser: cli.Parser) -> None:
     parser.add_argument(
         "--allow_host", nargs="+", action="extend", default=[], metavar="NAME", help=allowed
     )
-
-
-def listen(host: str, port: int) -> socket.socket:
-    try:
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        return socket.create_server((host, port), family=family)
-    except (OSError, OverflowError) as error:
-        raise BadInput(f"--host {host} --port {port}: cannot listen: {reason(error)}") from error
 
 
 def read_keys(own: Any) -> tuple[list[str], list[str]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 import weakref
 from functools import partial
 
@@ -16,6 +15,7 @@ from marft_jax.extras.gateway import http
 from marft_jax.extras.gateway.channel import Channel
 from marft_jax.extras.gateway.errors import ApiError
 from marft_jax.extras.gateway.paths import READS, Read, reply_of
+from marft_jax.formats.hosts import listen
 
 _CLOSE_SECONDS = 10.0
 
@@ -35,7 +35,7 @@ class Endpoint:
         ]
         limits = http.Limits(grace_seconds=_CLOSE_SECONDS)
         self._server = http.make_server(http.make_app(routes, lambda _: None), limits)
-        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._listener = listen("127.0.0.1", 0)
         self._served = users().start(self._server.serve([self._listener]))
 
     def enter(self, channel: Channel) -> str:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from marft_jax.envs.base import EnvSource, Split, first_seed
 from marft_jax.errors import BadInput
+from marft_jax.extras.gateway.answers import Choice
 from marft_jax.extras.gateway.channel import Channel, PendingCall, Play
 from marft_jax.extras.gateway.errors import ApiError
 from marft_jax.extras.gateway.history import History
@@ -103,10 +104,11 @@ def program(team: Team, observation: str) -> Workflow:
             continue
         taken = yield [act for _, acts in ready for act in acts]
         turns += taken
+        answers: list[tuple[PendingCall, list[Choice]]] = []
         for one, acts in ready:
             own, taken = taken[: len(acts)], taken[len(acts) :]
-            channel.answer(one, history.take(one.call, own))
-        channel.settle()
+            answers.append((one, history.take(one.call, own)))
+        channel.answer(answers)
     if not turns:
         why = f"; its last call was refused: {history.refused}" if history.refused else ""
         raise BadInput(f"--env.name: the program returned before an agent answered a call{why}")
@@ -124,5 +126,5 @@ def _acts(
             ready.append((one, history.acts(one.call)))
         except ApiError as error:
             history.refused = str(error)
-            channel.answer(one, error)
+            channel.answer([(one, error)])
     return ready

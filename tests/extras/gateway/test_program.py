@@ -205,19 +205,25 @@ async def notified():
                          ids=["semaphore", "lock", "queue", "condition"])  # fmt: skip
 def test_async_objects_of_a_module_are_shared_by_all_episodes(shared, monkeypatch):
     async def run(task, client):
+        head = {"authorization": f"Bearer {client.api_key}"}
+
         async def ask(i):
             async with shared():
-                await asyncio.sleep(random.random() * 0.005)
-                messages = [user(f"{task} {i}")]
-                return said(await client.chat.completions.create(model="solver", messages=messages))
+                await asyncio.sleep(random.random() * 0.01)
+                body = {"model": "solver", "messages": [user(f"{task} {i}")]}
+                if i != 3:
+                    return said(await client.chat.completions.create(**body))
+                reply = await http.post(f"{client.base_url}/chat/completions", json=body)
+                return reply.json()["choices"][0]["message"]["content"]
 
-        texts = await asyncio.gather(*map(ask, range(3)))
-        return float(len("".join(texts)))
+        async with httpx.AsyncClient(headers=head, verify=False) as http:
+            texts = await asyncio.gather(*map(ask, range(4)))
+            return float(len("".join([*texts, await ask(" ".join(texts))])))
 
-    runs = [play(run, monkeypatch, range(4)) for _ in range(2)]
+    runs = [play(run, monkeypatch, range(4)) for _ in range(3)]
     assert all(len(played.episodes) == 4 for played, _ in runs)
-    first, again = ([[r.key for _, r in batch] for batch in e.batches] for _, e in runs)
-    assert first == again
+    batches = [[[r.key for _, r in batch] for batch in engine.batches] for _, engine in runs]
+    assert batches[0] == batches[1] == batches[2]
 
 
 def test_a_client_of_a_module_lives_as_long_as_the_run(monkeypatch):

@@ -16,8 +16,8 @@ from typing import NoReturn
 
 from marft_jax import cli
 from marft_jax.errors import BadInput
-from marft_jax.extras.gateway.command import listen, needs, own_flags, read_keys, serve
-from marft_jax.formats.hosts import LOOPBACK
+from marft_jax.extras.gateway.command import needs, own_flags, read_keys, serve
+from marft_jax.formats.hosts import LOOPBACK, listen
 from marft_jax.run.directory import disk_errors, own_directory
 
 _COUNTS = {
