@@ -7,7 +7,6 @@ import functools
 import itertools
 import logging
 import os
-import sys
 import tempfile
 import time
 from collections import Counter
@@ -172,7 +171,7 @@ def load_bases(
             needed.update(memory.least(config, models[name], shape, context, members, where))
             line = memory.check(needed, where, len(blueprint.agents), lora.rank)
             if len(shapes) == len(models) and processes.is_lead():
-                print(f"marft_jax: {line}", file=sys.stderr, flush=True)
+                print(line, flush=True)  # stderr has one line where a start is refused
 
     bases = {
         name: load_onto(devices, model, functools.partial(check, name), name)

@@ -94,7 +94,7 @@ def test_what_does_not_fit_is_refused_before_weights_are_read(tmp_path, capsys, 
     opened = open_models(config, load_team(None), devices)
     if share > 1:
         with opened:
-            told = capsys.readouterr().err
+            told = capsys.readouterr().out
         assert told.count("memory: at least ") == 1 and "adapters" in told
     else:
         monkeypatch.setattr(tiny, "tensors", lambda: pytest.fail("weights were read"))
