@@ -20,6 +20,7 @@ from marft_jax.team.profiles import Profile
 
 _BITS = {"int8": 8, "int4": 4.5, "nf4": 4.5}
 _CGROUP = Path("/sys/fs/cgroup/memory.max")
+_WORTH_SAYING = 0.01  # share of a device's memory
 
 
 def least(
@@ -59,7 +60,7 @@ def least(
 
 
 def check(needed: Mapping[str, float], mesh: Mesh, agents: int, rank: int) -> str:
-    """Says in a line what is needed of what is there.
+    """Says in a line what is needed of what is there; "" where that is next to nothing.
 
     Raises:
         BadInput: the device, or the machine of devices that are CPUs, has less.
@@ -72,7 +73,7 @@ def check(needed: Mapping[str, float], mesh: Mesh, agents: int, rank: int) -> st
             f"--lora.rank {rank}: expected {agents} agents and their base to fit, got {line}; "
             "lower the rank, --rollout.slots or --model.context, or take fewer agents"
         )
-    return line
+    return line if total > _WORTH_SAYING * limit else ""
 
 
 def limit_of(mesh: Mesh) -> float:

@@ -170,7 +170,7 @@ def load_bases(
             where, context = devices.learning, contexts[name]
             needed.update(memory.least(config, models[name], shape, context, members, where))
             line = memory.check(needed, where, len(blueprint.agents), lora.rank)
-            if len(shapes) == len(models) and processes.is_lead():
+            if line and len(shapes) == len(models) and processes.is_lead():
                 print(line, flush=True)  # stderr has one line where a start is refused
 
     bases = {

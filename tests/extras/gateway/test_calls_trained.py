@@ -142,7 +142,8 @@ def test_a_call_is_sampled_answered_and_learned_from(architecture, tmp_path, mon
         assert call.name == "add" and answer in answers
         assert told.prompt[: told.start].tolist() == [*asked.prompt, *asked.action]
         assert answer in tokenizer.decode(told.prompt[told.start :].tolist(), special=True)
-    [rows] = batch.rows.values()
+    [part] = batch.parts.values()
+    rows = part.rows.rows
     learned = np.sort(rows.actions.targets_BA[rows.actions.mask_BA > 0])
     actions = np.sort(np.concatenate([t.action for e in episodes for t in e.turns]))
     np.testing.assert_array_equal(learned, actions)  # no token of a tool's answer among them
