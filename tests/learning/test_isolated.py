@@ -172,29 +172,18 @@ def test_reference_logprobs(kl_in, reference, monkeypatch):
     that acts first is the one whose numbers are spoiled."""
     how = {"kl_coef": 0.1, "kl_in": kl_in, "kl_reference": reference, "entropy_coef": 0.01}
     learner, agent = learner_of("grpo", **how), 0
-    whole = learner._forward if reference == "start" else learner._score
-    single = small.random_episodes(8, steps=1, group=4)
-    batch = learner.pack(single, small.paid(single))
-    where = jnp.asarray(first_only(decisions_of(batch, agent)))
+    read, single = learner._read, small.random_episodes(8, steps=1, group=4)
 
-    def spoil(x_BA, u):
-        return jnp.where(where[u], jnp.nan, x_BA)
-
-    def logprobs(adapters, rows):
-        found = whole(adapters, rows)
-        return {b: [spoil(x, u) for u, x in enumerate(own)] for b, own in found.items()}
-
-    def score(state, batch):
-        rows, scored = whole(state, batch)
-        spoiled = [
-            s._replace(reference_BA=spoil(s.reference_BA, u)) for u, s in enumerate(scored[MAIN])
-        ]
-        return rows, {MAIN: spoiled}
+    def spoiled(state, base, part):
+        known = read(state, base, part)
+        first = next(i for i, datum in enumerate(part.data.data) if datum.owner == agent)
+        reference = [x.copy() for x in known.reference]
+        reference[first][0] = np.nan
+        return known._replace(reference=reference)
 
     _, sound, _ = update(learner, episodes=single)
     with monkeypatch.context() as patch:
-        patch.setattr(learner, "_forward" if reference == "start" else "_score",
-                      logprobs if reference == "start" else score)  # fmt: skip
+        patch.setattr(learner, "_read", spoiled)
         check(agent, sound, *update(learner, episodes=single))
 
 
