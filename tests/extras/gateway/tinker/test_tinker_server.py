@@ -435,16 +435,16 @@ def test_saved_weights_are_models_of_an_openai_endpoint(url, one, model):
     model = one.model(session)
     one.fetch(one.post("save_weights_for_sampler", model_id=model, seq_id=1, path="chat"))
     path, key = f"tinker://{model}/sampler_weights/chat", {"authorization": f"Bearer {KEYS[0]}"}
+    how = {"headers": key, "timeout": 120}
     message = {"messages": [{"role": "user", "content": "1+1"}], "max_tokens": 3, "n": 2}
     for name, status in ((path, 200), ("org/Name", 200), ("other", 400), (path[:-1], 404)):
         for root in ("/v1", "/oai/api/v1"):
-            said = httpx.post(
-                f"{url}{root}/chat/completions", json=message | {"model": name}, headers=key
-            )
+            asked = message | {"model": name}
+            said = httpx.post(f"{url}{root}/chat/completions", json=asked, **how)
             assert said.status_code == status, said.text
             assert status > 200 or len(said.json()["choices"]) == 2
     text = {"prompt": "4+7", "max_tokens": 3, "model": path}
-    said = httpx.post(f"{url}/v1/completions", json=text, headers=key).json()
+    said = httpx.post(f"{url}/v1/completions", json=text, **how).json()
     assert said["usage"]["completion_tokens"] == 3
 
 
