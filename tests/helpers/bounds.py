@@ -19,6 +19,7 @@ import numpy as np
 import small
 
 from marft_jax.models.decoder_config import DecoderConfig
+from marft_jax.models.ops.state import CHUNK
 
 EPS = float(np.finfo(np.float32).eps)
 FEW = 16.0
@@ -40,11 +41,12 @@ def forward(
     """Roundings of a forward pass: eight sums a layer, over channels or tokens, then the softmax.
 
     The sums are two norms, the projections in and out of the mixer, its scores and their average,
-    and those in and out of the mlp.
+    and those in and out of the mlp. A recurrent state has one for each token, and solves triangles.
     """
     shapes = [own[0] for matrices in config.adaptable().values() for own in matrices]
+    recurrent = CHUNK * tokens * sum(layer.mixer.recurrent for layer in config.layers)
     widest = max(tokens, *shapes)
-    return sums(8 * (layers or config.n_layers) * widest, config.vocab_size)
+    return sums(8 * (layers or config.n_layers) * widest, recurrent, config.vocab_size)
 
 
 def backward(
