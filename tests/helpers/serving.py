@@ -53,10 +53,13 @@ def served(run, config=None, warm=False, **given):
     limits = given.get("limits", Limits())
     before = set(threading.enumerate())
     with (
-        contextlib.nullcontext() if warm else cold,
-        serve.open_app(run, config or cli.configure_run(run), **given) as app,
+        contextlib.ExitStack() as stack,
         socket.create_server(("127.0.0.1", 0)) as listener,
     ):
+        with contextlib.nullcontext() if warm else cold:  # other servers of a module may be warm
+            app = stack.enter_context(
+                serve.open_app(run, config or cli.configure_run(run), **given)
+            )
         server = make_server(app, limits)
         thread = threading.Thread(target=server.run, args=([listener],))
         thread.start()
