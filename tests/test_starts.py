@@ -69,8 +69,8 @@ def bases(tmp_path_factory):
 def loaded_once(monkeypatch):
     """A base is read once; that it fits is checked each time."""
 
-    def load(meshes, model, check):
-        base = _load(meshes, model)
+    def load(meshes, model, check, name):
+        base = _load(meshes, model, None, name)
         check(base.config)
         return base
 
