@@ -46,13 +46,13 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
         config = cli.parse_run(own.run, own.base, rest)
         # after the settings are checked: JAX takes seconds to import
         from marft_jax.run import evaluating
-        from marft_jax.run.place import place_of
         from marft_jax.run.signals import EXIT_STOPPED
+        from marft_jax.run.storage import storage_of
 
         if games.is_wanted(own):
-            place = place_of(own.run or "")
-            folder = evaluating.writable_folder(own.out, own.run and place, config.model.base)
-            with place.keeping("evaluations"):
+            storage = storage_of(own.run or "")
+            folder = evaluating.writable_folder(own.out, own.run and storage, config.model.base)
+            with storage.keeping("evaluations"):
                 games.evaluate(own, config, folder)
             sys.exit(0)
         how = dict(samples=own.samples, limit=own.limit, compare=own.compare, out=own.out)

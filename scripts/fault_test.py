@@ -32,7 +32,7 @@ import numpy as np
 
 from marft_jax import cli
 from marft_jax.run.manifest import damage
-from marft_jax.run.place import place_of
+from marft_jax.run.storage import storage_of
 
 MOMENTS = ("starting", "in a step", "in a save")
 _MEASURED = re.compile(r"time$|time/|throughput/|device/")
@@ -128,7 +128,7 @@ def in_a_save(run: Path, rng: random.Random) -> Callable[[], bool]:
     """While the draft of a checkpoint lies there, a random part of a save later."""
     address = _ADDRESSES.get(run)
     wait, begun = rng.uniform(0.0, 1.0 if address else 0.03), time.time()  # it is also uploaded
-    folder = place_of(address, trains=True).path if address else run
+    folder = storage_of(address, trains=True).path if address else run
 
     def now() -> bool:
         for draft in (folder / "checkpoints").glob(".saving-*[0-9]"):
@@ -196,13 +196,13 @@ def files_of(run: Path) -> Path:
     """The run directory; of a run in object storage, what another machine finds there."""
     if run not in _ADDRESSES:
         return run
-    place = place_of(_ADDRESSES[run])
-    place.fetch("*")
-    for folder in (place.path / "checkpoints").glob("[0-9]*"):
-        place.fetch_checkpoint(int(folder.name))
+    storage = storage_of(_ADDRESSES[run])
+    storage.fetch("*")
+    for folder in (storage.path / "checkpoints").glob("[0-9]*"):
+        storage.fetch_checkpoint(int(folder.name))
         if (wrong := damage(folder)) is not None:
             raise SystemExit(f"checkpoint {folder.name} is read, but {wrong}")
-    return place.path
+    return storage.path
 
 
 def newest_checkpoint(run: Path) -> int:

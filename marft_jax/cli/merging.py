@@ -17,7 +17,7 @@ from marft_jax.cli.sections import Words
 from marft_jax.errors import BadInput
 from marft_jax.formats import documents
 from marft_jax.learning import settings as algorithms
-from marft_jax.run.place import is_run, place_of
+from marft_jax.run.storage import is_run, storage_of
 from marft_jax.settings import config as config_lib
 from marft_jax.settings.config import Config
 from marft_jax.settings.setting import (
@@ -47,7 +47,7 @@ def read_file(file: str) -> Words:
 
 def read_run(run: str) -> Words:
     """Reads the settings and the team of a run directory, without the addresses of processes."""
-    folder = place_of(run).path
+    folder = storage_of(run).path
     settings, team = folder / "config.yaml", folder / "team.yaml"
     if not os.path.isfile(settings):
         raise BadInput(f"--run {run}: expected a run directory with config.yaml, found none")
@@ -96,7 +96,7 @@ def to_train(layers: Sequence[Words]) -> Config:
     that had the defaults of the one before have those of the new one.
     """
     run = [*merge(layers).get("run.dir", []), config_lib.Run.dir][0]
-    folder = place_of(run).path
+    folder = storage_of(run).path
     if not run.strip() or not is_run(folder) or not os.path.isfile(folder / "config.yaml"):
         return resolve(layers)
     before = read_run(run)

@@ -39,7 +39,7 @@ from marft_jax.parallel import processes
 from marft_jax.run.compatibility import check_fits
 from marft_jax.run.directory import cannot_write, disk_errors
 from marft_jax.run.manifest import DRAFT, damage, remove, whole_folder
-from marft_jax.run.place import Place, place_of
+from marft_jax.run.storage import RunStorage, storage_of
 from marft_jax.settings import config as config_lib
 from marft_jax.team.bases import folder_of
 
@@ -82,14 +82,14 @@ class Checkpoints:
 
     def __init__(
         self,
-        run: str | Path | Place,
+        run: str | Path | RunStorage,
         identity: Mapping[str, Any],
         keep: int,
         best: str | None = None,
         continues: bool = False,
     ):
-        self._place = place_of(run)
-        self.run = self._place.path.absolute()
+        self._storage = storage_of(run)
+        self.run = self._storage.path.absolute()
         self._folder = self.run / "checkpoints"
         self.identity, self._keep, self._best = dict(identity), keep, best
         self._continues = continues
@@ -122,7 +122,7 @@ class Checkpoints:
             which: a step, ``latest``, or ``best`` by its metric.
             most: the latest step that counts.
         """
-        self._place.fetch("checkpoints/*.json")
+        self._storage.fetch("checkpoints/*.json")
         wanted = (
             step
             for step in reversed(self.steps)
@@ -175,7 +175,7 @@ class Checkpoints:
             if write is not None:
                 with disk_errors(self.run):
                     write()
-            self._place.push()
+            self._storage.push()
 
     def restore(
         self, fresh: TrainState, which: int | str = "latest", most: int | None = None
@@ -274,7 +274,7 @@ class Checkpoints:
 
     def _remove(self, step: int) -> None:
         remove(self._folder / str(step))
-        self._place.remove(f"checkpoints/{step}")
+        self._storage.remove(f"checkpoints/{step}")
 
     def _metrics(self, steps: Iterator[int]) -> dict[int, float | None]:
         """Returns the metric of each of these checkpoints that can be read."""
@@ -288,7 +288,7 @@ class Checkpoints:
         """Compares every file with the manifest; logs the first difference once."""
         if step in self._damaged:
             return False
-        self._place.fetch_checkpoint(step)
+        self._storage.fetch_checkpoint(step)
         wrong = damage(self._folder / str(step))
         if wrong:
             self._damaged.add(step)

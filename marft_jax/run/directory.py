@@ -20,7 +20,7 @@ from marft_jax.errors import FILE_SYSTEM, BadInput, RunFailed
 from marft_jax.formats import documents, jsonlines
 from marft_jax.parallel import processes
 from marft_jax.run.compatibility import Changed, setting_changes, team_changes
-from marft_jax.run.place import Place, holds_something, place_of
+from marft_jax.run.storage import RunStorage, holds_something, storage_of
 from marft_jax.settings import config as config_lib
 from marft_jax.settings.config import Config
 from marft_jax.settings.setting import replaced
@@ -29,7 +29,7 @@ from marft_jax.types import MAIN
 
 
 @contextlib.contextmanager
-def own_directory(run: Path | Place) -> Iterator[Path]:
+def locked_directory(run: Path | RunStorage) -> Iterator[Path]:
     """Locks a run directory, and creates it if needed, so that only one process trains in it.
 
     The operating system drops the lock when the process ends, so the lock file of a dead process
@@ -43,8 +43,8 @@ def own_directory(run: Path | Place) -> Iterator[Path]:
         with tempfile.TemporaryDirectory() as scratch:
             yield Path(scratch)
         return
-    place = place_of(run)
-    file = (run := place.path) / "lock"
+    storage = storage_of(run)
+    file = (run := storage.path) / "lock"
     try:
         run.mkdir(parents=True, exist_ok=True)
         held = FileLock(file, timeout=0, fallback_to_soft=False).acquire()
@@ -58,7 +58,7 @@ def own_directory(run: Path | Place) -> Iterator[Path]:
     except OSError as error:
         why = f"expected a directory that can be written: {error.strerror}"
         raise BadInput(f"--run.dir {run}: {why}") from error
-    with held, place.own():
+    with held, storage.locked():
         yield run
 
 

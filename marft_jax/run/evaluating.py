@@ -20,12 +20,12 @@ from marft_jax.evaluation import tables
 from marft_jax.evaluation.benchmarks import BenchmarkPlan, plans
 from marft_jax.evaluation.scores import Record, Scores, score
 from marft_jax.formats import foreign, jsonlines
-from marft_jax.run.answers import Answers, key_of
 from marft_jax.run.directory import numbered_folder
 from marft_jax.run.opening import open_team
-from marft_jax.run.place import Place, place_of
 from marft_jax.run.progress import Progress
+from marft_jax.run.saved_answers import Answers, key_of
 from marft_jax.run.signals import Stop
+from marft_jax.run.storage import RunStorage, storage_of
 from marft_jax.sampling.protocol import version_of
 from marft_jax.settings import config as config_lib
 from marft_jax.settings.setting import check_local
@@ -80,14 +80,14 @@ def evaluate_team(
     config = config or cli.configure_run(run)
     wanted = plans(config.eval.benchmarks, config, config.eval.data, samples, limit)
     console = Console(highlight=False, soft_wrap=True, markup=False)
-    place = place_of(run or "")
-    folder = writable_folder(out, run and place, config.model.base)
+    storage = storage_of(run or "")
+    folder = writable_folder(out, run and storage, config.model.base)
     variants = (*UNTRAINED, *TRAINED) if run else UNTRAINED
     variants = variants if compare else variants[-1:]
     scores: Scores = {}
     with contextlib.ExitStack() as stack:
         stop = stack.enter_context(Stop("stopped before an answer was saved; start again"))
-        stack.enter_context(place.keeping("evaluations"))
+        stack.enter_context(storage.keeping("evaluations"))
         sources = [stack.enter_context(open_source(plan.config.env, "eval")) for plan in wanted]
         pairs = list(zip(wanted, sources, strict=True))
         at_once = max(plan.count(source.size) for plan, source in pairs)
@@ -98,7 +98,7 @@ def evaluate_team(
         at_step, adapters = int(state.step) if run else None, state.adapters
         del opened, state  # optimisers and critic make room
         stop.expect("stopping: saved answers stay, the same command goes on from there")
-        stop.protect(place.push)
+        stop.protect(storage.push)
         who = f"{run}, step {at_step}" if run else f"{config.model.base} without adapters"
         console.print(printable(f"{' -> '.join(team.names)}: {who}"))
         zeros = jax.tree.map(jnp.zeros_like, adapters)
@@ -113,7 +113,7 @@ def evaluate_team(
             which = f", {variant.name}" if compare else ""
             console.print(printable(f"{plan.name}{which}: {found}\nresponses: {file}"))
     _write_summary(folder / "summary.json", scores)
-    place.push()
+    storage.push()
     console.print(tables.benchmarks(scores), tables.agents(scores))
     return scores
 
@@ -132,10 +132,10 @@ def _played(answers: Answers, name: str, console: Console) -> list[Record]:
         return answers.play(report)
 
 
-def writable_folder(out: str | Path | None, run: str | Path | Place | None, base: str) -> Path:
+def writable_folder(out: str | Path | None, run: str | Path | RunStorage | None, base: str) -> Path:
     """Makes the folder of the responses, and tries it before anything is loaded and played."""
     default = Path("runs/evaluations") / Path(base).stem
-    default = place_of(run).path / "evaluations" if run else default
+    default = storage_of(run).path / "evaluations" if run else default
     check_local("--out", out or default)
     folder = Path(out or default)
     try:

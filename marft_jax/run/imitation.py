@@ -24,9 +24,9 @@ from marft_jax.rollout.collect import Collected
 from marft_jax.rollout.recorded import Demonstration, demonstrated, read, replay
 from marft_jax.run.loop import learn_from
 from marft_jax.run.opening import open_training
-from marft_jax.run.place import place_of
 from marft_jax.run.playing import make_rollout
 from marft_jax.run.signals import EXIT_STOPPED
+from marft_jax.run.storage import storage_of
 from marft_jax.run.training import Training
 from marft_jax.settings.config import SAMPLED, Algo, Config, Guard
 from marft_jax.types import Credit, Episode, OnStep
@@ -80,7 +80,7 @@ def imitate_team(config: Config, wanted: Wanted, on_step: OnStep | None = None) 
         RunFailed: the run directory cannot be written.
     """
     given, config = config, settings_of(config)
-    found = _read(place_of(config.run.dir).path, wanted)
+    found = _read(storage_of(config.run.dir).path, wanted)
     warning = unused_settings.warning(dataclasses.replace(given, algo=config.algo))
     with open_training(config) as run:
         unused_settings.log(warning)

@@ -17,23 +17,23 @@ from marft_jax.parallel import processes
 from marft_jax.rollout.curriculum import Curriculum
 from marft_jax.rollout.pipeline import Pipeline
 from marft_jax.run import inputs
-from marft_jax.run.answers import open_evaluation
 from marft_jax.run.checkpoints import SaveSchedule
 from marft_jax.run.compatibility import Changed
-from marft_jax.run.directory import disk_errors, own_directory, set_aside, write_settings
+from marft_jax.run.directory import disk_errors, locked_directory, set_aside, write_settings
 from marft_jax.run.events import Events
 from marft_jax.run.guard import Guard
 from marft_jax.run.loggers import find_loggers
 from marft_jax.run.metrics import Compilations
 from marft_jax.run.models import TeamModels, open_devices, open_models
 from marft_jax.run.notices import greeting, notices
-from marft_jax.run.place import is_run, place_of
 from marft_jax.run.playing import PlaySetup
 from marft_jax.run.reporters import open_reporter
 from marft_jax.run.samplers import open_sampler
+from marft_jax.run.saved_answers import open_evaluation
 from marft_jax.run.saving import open_checkpoints, resume, saved_when_stopped
 from marft_jax.run.signals import Stop
 from marft_jax.run.states import make_learner, open_teaching, restore_state
+from marft_jax.run.storage import is_run, storage_of
 from marft_jax.run.training import Training
 from marft_jax.settings.config import Config
 from marft_jax.settings.setting import with_absolute_paths
@@ -59,12 +59,12 @@ def open_training(config: Config, *, rehearses: bool = False) -> Iterator[Traini
         enter = stack.enter_context
         stop = enter(Stop("stopped before a step was finished; start again"))
         devices = open_devices(config.mesh)
-        place = place_of(config.run.dir, trains=processes.is_lead())
-        run_dir = place.path = place.path.absolute()  # an environment may change directories
+        storage = storage_of(config.run.dir, trains=processes.is_lead())
+        run_dir = storage.path = storage.path.absolute()  # an environment may change directories
         enter(disk_errors(run_dir))
         if processes.is_lead():
             is_run(run_dir)  # before a lock is made there
-        folder = enter(own_directory(place))
+        folder = enter(locked_directory(storage))
         is_run(folder)  # a bucket is mirrored now
         source = enter(open_source(config.env, "train"))
         curriculum = Curriculum(source, config.env)
@@ -78,15 +78,15 @@ def open_training(config: Config, *, rehearses: bool = False) -> Iterator[Traini
         learner = make_learner(models, open_teaching(models))
         events = enter(Events(folder))
         guard = Guard(models.config.guard, models.team.names, events)
-        checkpoints = enter(open_checkpoints(models, place))
+        checkpoints = enter(open_checkpoints(models, storage))
         state, news = resume(models, learner, checkpoints, guard)
         done, steps, is_lead = int(state.step), models.config.run.steps, processes.is_lead()
         if goes_on := done < steps:
-            news += [] if done else set_aside(folder, place.remove)
+            news += [] if done else set_aside(folder, storage.remove)
             events.forget_after(done)
             changed = write_settings(folder, models.config, models.blueprint)
             inputs.write(folder, learns_from)
-            place.push()  # from now on it is a run
+            storage.push()  # from now on it is a run
             news += [] if done else [*changed, *other_inputs]
         used = loggers if goes_on and is_lead else []
         console = Console(highlight=False, quiet=not is_lead)

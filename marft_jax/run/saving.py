@@ -18,15 +18,15 @@ from marft_jax.run.checkpoints import Checkpoints
 from marft_jax.run.compatibility import Changed, identity_of, setting_changes, team_changes
 from marft_jax.run.guard import Guard, Verdict
 from marft_jax.run.models import TeamModels
-from marft_jax.run.place import Place
 from marft_jax.run.signals import GRACE_S
 from marft_jax.run.states import fresh_state, initial_state
+from marft_jax.run.storage import RunStorage
 from marft_jax.run.training import Training
 
 LOGGER = logging.getLogger("marft_jax")
 
 
-def open_checkpoints(models: TeamModels, run: str | Path | Place) -> Checkpoints:
+def open_checkpoints(models: TeamModels, run: str | Path | RunStorage) -> Checkpoints:
     """Opens the checkpoints of the run directory; this process must hold its lock."""
     settings = models.config.run
     identity = identity_of(models.config, models.bases, models.team)

@@ -21,7 +21,7 @@ from marft_jax.plugins import load_extra
 from marft_jax.run.checkpoints import Checkpoints
 from marft_jax.run.compatibility import identity_of
 from marft_jax.run.models import TeamModels, load_onto
-from marft_jax.run.place import place_of
+from marft_jax.run.storage import storage_of
 from marft_jax.settings.config import Config
 from marft_jax.team.bases import models_of
 from marft_jax.team.profiles import Profile
@@ -53,9 +53,9 @@ def initial_state(models: TeamModels, fresh: TrainState) -> TrainState:
     if run is not None and run.startswith("hub:"):
         run = str(load_extra("lora.hub")(run))
         settings = dataclasses.replace(settings, init=run)
-    place = place_of(run or "")
-    if run is not None and (place.path / "checkpoints").is_dir():
-        with Checkpoints(place, {}, keep=1) as checkpoints:
+    storage = storage_of(run or "")
+    if run is not None and (storage.path / "checkpoints").is_dir():
+        with Checkpoints(storage, {}, keep=1) as checkpoints:
             saved = checkpoints.restore_adapters()
         if saved is None:
             raise BadInput(f"--lora.init {run}: it has no intact checkpoint yet")

@@ -22,13 +22,13 @@ from marft_jax.rollout.curriculum import Curriculum
 from marft_jax.rollout.pipeline import Cancelled, Pipeline
 from marft_jax.rollout.source import Job, RolloutSource
 from marft_jax.rollout.tools_down import ToolWatch
-from marft_jax.run.answers import PeriodicEvaluation
 from marft_jax.run.checkpoints import Checkpoints, SaveSchedule
 from marft_jax.run.guard import Guard
 from marft_jax.run.metrics import Compilations
 from marft_jax.run.models import TeamModels
 from marft_jax.run.playing import PlaySetup, make_player
 from marft_jax.run.reporters import Reporter
+from marft_jax.run.saved_answers import PeriodicEvaluation
 from marft_jax.run.signals import Stop
 from marft_jax.settings.config import Algo, Config
 

@@ -16,7 +16,7 @@ from marft_jax.envs import maths
 from marft_jax.errors import BadInput
 from marft_jax.evaluation.benchmarks import BENCHMARKS, plans
 from marft_jax.formats import jsonlines
-from marft_jax.run import answers, evaluating, opening
+from marft_jax.run import evaluating, opening, saved_answers
 from marft_jax.run.models import open_models
 from marft_jax.run.states import restore_state
 from marft_jax.settings.setting import get, replaced, settings, that_decide
@@ -83,7 +83,7 @@ def test_specs_that_make_no_sense_are_one_clear_line(tmp_path, specs, samples, m
 def test_a_benchmark_that_the_workflow_cannot_play_is_refused_before_the_first_step():
     game = {"env.name": "open_spiel", "eval.every": 100, "eval.benchmarks": "arithmetic"}
     with pytest.raises(BadInput, match="--eval.benchmarks arithmetic: .* --env.name open_spiel al"):
-        with answers.open_evaluation(configure(game), "players"):
+        with saved_answers.open_evaluation(configure(game), "players"):
             pass
 
 
@@ -119,7 +119,9 @@ def test_answers_with_odd_ends_of_lines_are_found_again(tmp_path):
     rows = [{"sample": 0, "index": i, "key": "k", "task": "a\u2028b\x0cc"} for i in range(2)]
     jsonlines.append(file, map(jsonlines.dumps, rows))
     before = file.read_bytes()
-    assert list(answers._saved(file, "k", 1, 2).values()) == rows and file.read_bytes() == before
+    assert (
+        list(saved_answers._saved(file, "k", 1, 2).values()) == rows and file.read_bytes() == before
+    )
 
 
 @pytest.fixture(scope="module")
@@ -143,7 +145,7 @@ def another(value):
 
 
 def key_of(models, adapters, size=8):
-    return answers.key_of(models.config, models.bases, models.team, adapters, size)
+    return saved_answers.key_of(models.config, models.bases, models.team, adapters, size)
 
 
 def test_a_setting_decides_answers_if_and_only_if_it_says_so(models, adapters):
@@ -237,8 +239,8 @@ def test_an_evaluation_that_was_killed_goes_on_where_it_was(tmp_path, capsys, mo
     other = json.dumps(json.loads(whole[0]) | {"key": "another model's"})
     file.write_text("\n".join([*whole[:30], *whole[35:50], other, whole[50][:100]]))
     played = []
-    real = answers.play_held_out
-    monkeypatch.setattr(answers, "play_held_out",
+    real = saved_answers.play_held_out
+    monkeypatch.setattr(saved_answers, "play_held_out",
                         lambda *a: played.append(a[2:5]) or real(*a))  # fmt: skip
     assert run(*flags) == 0
     again = capsys.readouterr().out

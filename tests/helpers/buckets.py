@@ -108,7 +108,7 @@ def train(place: Mirror, until: int, on_step: Callable[[int], Any] = lambda step
     """
     run = place.path
     run.mkdir(parents=True, exist_ok=True)
-    with place.own():
+    with place.locked():
         for step in (int(p.name) for p in (run / "checkpoints").glob("[0-9]*")):
             place.fetch_checkpoint(step)
         begun = newest(run)
@@ -130,7 +130,7 @@ def race(makers: int, place: Callable[[], Mirror], each: float) -> tuple[int, in
 
     def start(place: Mirror) -> None:
         try:
-            with place.own():
+            with place.locked():
                 taken.append(place)
                 done.wait(20)
         except BadInput:

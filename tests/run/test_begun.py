@@ -14,7 +14,7 @@ from marft_jax.errors import BadInput
 from marft_jax.learning.settings import Imitation
 from marft_jax.run.directory import write_settings
 from marft_jax.run.notices import next_steps
-from marft_jax.run.place import place_of
+from marft_jax.run.storage import storage_of
 from marft_jax.settings.config import Config
 from marft_jax.settings.setting import get
 from marft_jax.team.team_files import load_team
@@ -233,7 +233,7 @@ def test_the_last_lines_of_a_run_are_commands_that_work(place, monkeypatch):
 
     for line in last()[1:]:
         own, _ = cli.run_parser("x", "").parse_known_args(shlex.split(line)[3:])
-        assert place_of(own.run).path == Path(place)
+        assert storage_of(own.run).path == Path(place)
     assert last(**{"env.name": Session})[1:3] == [
         f"marft_jax.evaluate_team({place!r})",
         f"marft_jax.LoadedTeam({place!r}).ask(QUESTION)",

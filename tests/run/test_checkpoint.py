@@ -28,7 +28,7 @@ from marft_jax.parallel import mesh
 from marft_jax.run import saving
 from marft_jax.run.checkpoints import Checkpoints, SaveSchedule
 from marft_jax.run.compatibility import check_fits, described, identity_of, team_changes
-from marft_jax.run.directory import own_directory
+from marft_jax.run.directory import locked_directory
 from marft_jax.settings import config as config_lib
 from marft_jax.team.team_files import Blueprint
 from marft_jax.types import MAIN
@@ -409,9 +409,9 @@ def test_a_second_process_is_refused_and_a_dead_one_locks_nobody_out(tmp_path):
     code = f"""
 import time
 from pathlib import Path
-from marft_jax.run.directory import own_directory
+from marft_jax.run.directory import locked_directory
 from marft_jax.run.manifest import manifest_of
-with own_directory(Path({str(tmp_path)!r})):
+with locked_directory(Path({str(tmp_path)!r})):
     print("held", flush=True)
     time.sleep(60)
 """
@@ -419,18 +419,18 @@ with own_directory(Path({str(tmp_path)!r})):
     try:
         assert other.stdout is not None and other.stdout.readline() == "held\n"
         with pytest.raises(BadInput, match=f"in use by .*process {other.pid}"):
-            with own_directory(tmp_path):
+            with locked_directory(tmp_path):
                 pass
     finally:
         other.kill()
         other.wait()
-    with own_directory(tmp_path):
+    with locked_directory(tmp_path):
         pass
 
 
 def test_a_run_directory_that_cannot_be_made_is_bad_input(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(BadInput, match="--run.dir"), own_directory(tmp_path / "file" / "run"):
+    with pytest.raises(BadInput, match="--run.dir"), locked_directory(tmp_path / "file" / "run"):
         pass
 
 

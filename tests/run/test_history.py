@@ -10,7 +10,7 @@ from run_files import lines_of
 
 from marft_jax import imitate
 from marft_jax.formats import jsonlines
-from marft_jax.run import answers, evaluating
+from marft_jax.run import evaluating, saved_answers
 from marft_jax.run.directory import set_aside
 
 
@@ -78,10 +78,10 @@ def test_responses_of_other_settings_are_moved_and_of_more_tasks_stay(tmp_path, 
     file = tmp_path / "arithmetic-20.jsonl"
     rows = [record(i, sample) for sample in range(2) for i in range(3)]
     jsonlines.append(file, map(jsonlines.dumps, rows))
-    fewer = answers._saved(file, "k", 1, 2)
-    assert list(fewer) == [(0, 0), (0, 1)] and len(answers._saved(file, "k", 2, 3)) == 6
+    fewer = saved_answers._saved(file, "k", 1, 2)
+    assert list(fewer) == [(0, 0), (0, 1)] and len(saved_answers._saved(file, "k", 2, 3)) == 6
     for number in (1, 2):
-        assert answers._saved(file, f"other-{number}", 2, 3) == {}
+        assert saved_answers._saved(file, f"other-{number}", 2, 3) == {}
         moved = tmp_path / f"earlier-{number}" / file.name
         assert "6 responses of other settings" in caplog.text and str(moved) in caplog.text
         assert [json.loads(line) for line in moved.read_text().splitlines()] == rows
@@ -92,7 +92,7 @@ def test_responses_of_other_settings_are_moved_and_of_more_tasks_stay(tmp_path, 
 def test_a_torn_line_is_no_response_of_other_settings(tmp_path):
     file = tmp_path / "arithmetic-20.jsonl"
     file.write_text(json.dumps(record(0)) + "\n" + json.dumps(record(1))[:20])
-    assert list(answers._saved(file, "k", 1, 2)) == [(0, 0)]
+    assert list(saved_answers._saved(file, "k", 1, 2)) == [(0, 0)]
     assert [p.name for p in tmp_path.iterdir()] == [file.name]
 
 

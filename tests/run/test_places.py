@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from marft_jax import cli, configure
-from marft_jax.run.place import place_of
+from marft_jax.run.storage import storage_of
 from marft_jax.settings.config import Run
 from marft_jax.settings.setting import get
 from marft_jax.team.team_files import load_team
@@ -47,7 +47,7 @@ def test_a_setting_that_is_a_path_may_begin_at_home(key, home, tmp_path):
 
 
 def test_a_run_and_a_team_are_found_at_home(home):
-    assert place_of("~/runs/a").path == home / "runs" / "a"
+    assert storage_of("~/runs/a").path == home / "runs" / "a"
     assert configure(run=Run(dir="~/runs/a")).run.dir == f"{home}/runs/a"
     (home / "t.yaml").write_text(
         "bases: {big: {model: ~/m}}\nagents: [{name: a, answers: true, init: ~/x, base: big}]"

@@ -23,11 +23,11 @@ from marft_jax.extras.games.tree import load
 from marft_jax.formats import jsonlines
 from marft_jax.learning.checking import check_team
 from marft_jax.models.lora import Adapters
-from marft_jax.run.answers import Answers, key_of
 from marft_jax.run.checkpoints import Checkpoints
 from marft_jax.run.models import TeamModels, open_models
 from marft_jax.run.playing import PlaySetup
 from marft_jax.run.samplers import open_sampler
+from marft_jax.run.saved_answers import Answers, key_of
 from marft_jax.run.signals import Stop
 from marft_jax.run.states import restore_state
 from marft_jax.sampling.protocol import version_of

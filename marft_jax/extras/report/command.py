@@ -28,7 +28,7 @@ from marft_jax.extras.report.page import render
 from marft_jax.extras.report.reading import RunRecord, check_runs, read_runs, span_of
 from marft_jax.extras.report.serving import serve
 from marft_jax.formats import jsonlines
-from marft_jax.run.place import place_of
+from marft_jax.run.storage import storage_of
 from marft_jax.settings.setting import check_local
 
 
@@ -42,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     parser.add_argument("--serve", nargs="?", const=8000, type=int, metavar="PORT", help=follow)
     with cli.boundary():
         own = parser.parse_args(argv)
-        places = [place_of(run) for run in own.run]
+        places = [storage_of(run) for run in own.run]
         folders = [place.path for place in places]
         for place in places:
             place.fetch("*")

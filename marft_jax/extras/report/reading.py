@@ -19,7 +19,7 @@ from marft_jax.errors import BadInput, reason
 from marft_jax.formats import documents, foreign
 from marft_jax.learning import settings as algorithms
 from marft_jax.run.manifest import MANIFEST
-from marft_jax.run.place import place_of
+from marft_jax.run.storage import storage_of
 from marft_jax.settings import config as config_lib
 
 Row = dict[str, Any]
@@ -179,7 +179,7 @@ def read_run(folder: str | Path) -> RunRecord:
     Raises:
         BadInput: there is no such directory.
     """
-    place = place_of(folder)
+    place = storage_of(folder)
     place.fetch("*")
     if not (folder := place.path).is_dir():
         raise BadInput(f"--run {folder}: expected a run directory, found none")

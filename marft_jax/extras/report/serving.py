@@ -21,13 +21,13 @@ from marft_jax.extras.report.card import card
 from marft_jax.extras.report.page import render
 from marft_jax.extras.report.reading import changes, read_runs, span_of
 from marft_jax.formats import hosts
-from marft_jax.run.place import Place, place_of
+from marft_jax.run.storage import RunStorage, storage_of
 
 _MOST = 64  # connections at once, each with a thread
 _FETCH_S = 20.0  # between looks at a run in object storage
 
 
-def serve(runs: Sequence[Path | Place], port: int) -> None:
+def serve(runs: Sequence[Path | RunStorage], port: int) -> None:
     """Answers requests until Ctrl-C."""
     server = open_server(runs, port)
     address = f"http://{hosts.LOOPBACK[0]}:{server.server_port}"
@@ -36,7 +36,7 @@ def serve(runs: Sequence[Path | Place], port: int) -> None:
         server.serve_forever()
 
 
-def open_server(runs: Sequence[Path | Place], port: int) -> ThreadingHTTPServer:
+def open_server(runs: Sequence[Path | RunStorage], port: int) -> ThreadingHTTPServer:
     """Opens the port; 0 opens any free port.
 
     Raises:
@@ -69,8 +69,8 @@ class _Server(ThreadingHTTPServer):
 class _Followed:
     """The runs that are served, and their state at the last change of their files."""
 
-    def __init__(self, places: Sequence[Path | Place]) -> None:
-        self._places, self._lock = [*map(place_of, places)], threading.Lock()
+    def __init__(self, places: Sequence[Path | RunStorage]) -> None:
+        self._places, self._lock = [*map(storage_of, places)], threading.Lock()
         self._folders, self._fetched = [place.path for place in self._places], time.monotonic()
         self._state: dict[str, Any] = {"version": "", "ended": False}
 

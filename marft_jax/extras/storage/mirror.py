@@ -27,7 +27,7 @@ from marft_jax.errors import BadInput, RunFailed, described, one_line
 from marft_jax.extras.storage.lock import Lock, repeated
 from marft_jax.formats import foreign, jsonlines
 from marft_jax.run.manifest import MANIFEST
-from marft_jax.run.place import Place
+from marft_jax.run.storage import RunStorage
 
 PUSH_S = 20.0  # between pushes of what grows
 SMALL = 1 << 22  # bytes of a file that is pushed so often
@@ -40,7 +40,7 @@ _ONCE = re.compile(r"transcripts/\d|evaluations/.*\.jsonl|tensorboard/|unsaved-"
 _STEP = re.compile(r"checkpoints/\d+/")
 
 
-class Mirror(Place):
+class Mirror(RunStorage):
     """A run at an address, such as ``s3://bucket/run``, of any store that fsspec can open.
 
     Args:
@@ -83,7 +83,7 @@ class Mirror(Place):
             self._get(name)
 
     def push(self, growing: bool = False) -> None:
-        """As of ``Place``; ``growing``: only small files that grow from step to step."""
+        """As of ``RunStorage``; ``growing``: only small files that grow from step to step."""
         if self._scope is None:
             return
         with self._pushing:
@@ -106,7 +106,7 @@ class Mirror(Place):
         self._delete(n for n in self._sizes if n == name or n.startswith(f"{name}/"))
 
     @contextlib.contextmanager
-    def own(self) -> Iterator[None]:
+    def locked(self) -> Iterator[None]:
         with self._refusing("that can be written"):
             self._lock = Lock(lambda: self._fs, self._at("lock"), self.path, self._address)
         with self._lock.renewed():

@@ -78,7 +78,7 @@ def test_another_machine_reads_what_was_trained_and_continues_it(elsewhere):
 
 
 def test_small_files_go_there_between_checkpoints_and_large_ones_with_them():
-    with (place := owner()).own():
+    with (place := owner()).locked():
         for name, size in ("metrics.jsonl", 60), ("log.txt", 70), ("other.bin", 1):
             place.path.joinpath(name).write_bytes(b"x" * size)
         place.push(growing=True)
@@ -139,19 +139,22 @@ def test_a_process_that_dies_at_any_write_loses_no_saved_step(applied, elsewhere
 
 
 def test_a_second_process_is_refused_while_the_first_one_trains(elsewhere, capsys):
-    with owner().own():
+    with owner().locked():
         elsewhere()
         for _ in range(2):
-            with pytest.raises(BadInput, match="in use by another process .process"), owner().own():
+            with (
+                pytest.raises(BadInput, match="in use by another process .process"),
+                owner().locked(),
+            ):
                 pass
         assert "watching for" in capsys.readouterr().err
-    with owner().own():  # it was given up
+    with owner().locked():  # it was given up
         pass
     assert "watching" not in capsys.readouterr().err
 
 
 def test_of_several_processes_that_find_a_dead_one_a_single_one_takes_the_run(elsewhere):
-    with contextlib.suppress(Died), owner().own(), fault(_die):
+    with contextlib.suppress(Died), owner().locked(), fault(_die):
         raise Died
 
     def place() -> Mirror:
@@ -173,7 +176,7 @@ def test_a_lock_that_another_process_makes_in_the_same_moment_is_not_overwritten
             MemoryFileSystem.pipe_file(Bucket(), path, rival)
         write()
 
-    with fault(first), owner().own():
+    with fault(first), owner().locked():
         assert "/b/runs/one/lock/2" in Bucket.store  # once nobody renewed the first one
 
 
@@ -183,7 +186,7 @@ def test_a_process_that_slept_while_another_one_took_the_run_writes_nothing_more
     asleep = owner()
     asleep.path.mkdir(parents=True)
     with pytest.raises(RunFailed, match="has taken this run"):
-        with asleep.own():
+        with asleep.locked():
             save(asleep, 2)
             monkeypatch.setattr(lock.Lock, "_write", _unless(asleep, lock.Lock._write))
             elsewhere()
@@ -205,9 +208,9 @@ def _unless(place, write):
 
 def test_a_start_on_the_same_machine_does_not_wait_for_the_process_that_died(capsys, monkeypatch):
     monkeypatch.setattr(lock, "RENEW_S", 1000.0)
-    with contextlib.suppress(Died), (place := owner()).own(), fault(_die):
+    with contextlib.suppress(Died), (place := owner()).locked(), fault(_die):
         raise Died
-    with owner().own():
+    with owner().locked():
         assert "watching" not in capsys.readouterr().err
     assert place.path == owner().path
 
@@ -218,7 +221,7 @@ def test_a_lock_whose_answer_was_lost_is_held_and_is_not_taken_for_another_one()
         if kind == "create":
             raise FileExistsError(path)  # the repeated request finds the object of the first one
 
-    with fault(lose), owner().own():
+    with fault(lose), owner().locked():
         pass
 
 
@@ -230,7 +233,7 @@ def test_a_store_that_keeps_nobody_out_or_cannot_be_written_is_refused(kind):
         write("overwrite") if name == "create" else write()
 
     with fault(ignore), pytest.raises(BadInput, match="bucket://b/runs/one: expected"):
-        with owner().own():
+        with owner().locked():
             pass
 
 
@@ -266,7 +269,7 @@ def test_a_bucket_that_stays_shut_ends_the_run_and_what_was_saved_stays(elsewher
 def test_a_checkpoint_of_which_only_its_manifest_is_here_is_not_replaced(elsewhere):
     train(owner(), 4)
     elsewhere()
-    with (place := owner()).own():
+    with (place := owner()).locked():
         manifest = Bucket.store.pop("/b/runs/one/checkpoints/2/manifest.json")
         before = names(RUN)
         save(place, 6, keep=9)
@@ -276,7 +279,7 @@ def test_a_checkpoint_of_which_only_its_manifest_is_here_is_not_replaced(elsewhe
 
 
 def test_nothing_is_deleted_in_the_bucket_because_it_is_missing_here(elsewhere):
-    with (place := owner()).own():
+    with (place := owner()).locked():
         jsonlines.write(place.path / "config.yaml", ["run: {}"])
         save(place, 2)
         before = names(RUN)
@@ -291,7 +294,7 @@ def test_nothing_is_deleted_in_the_bucket_because_it_is_missing_here(elsewhere):
 def test_the_bucket_decides_and_not_what_a_machine_had_before(elsewhere, monkeypatch, tmp_path):
     train(owner(), 4)
     dying = contextlib.ExitStack()
-    with contextlib.suppress(Died), dying, (place := owner()).own():
+    with contextlib.suppress(Died), dying, (place := owner()).locked():
         dying.enter_context(fault(_die))
         save(place, 40)  # here, and not there
     elsewhere()
@@ -312,7 +315,7 @@ def test_a_checkpoint_without_its_manifest_is_not_there_and_its_rest_is_removed(
     del Bucket.store["/b/runs/one/checkpoints/4/manifest.json"]
     elsewhere()
     assert newest(reader()) == 2
-    with owner().own():
+    with owner().locked():
         assert not [name for name in names(RUN) if name.startswith("checkpoints/4/")]
 
 
@@ -326,7 +329,7 @@ def test_a_damaged_object_is_found_by_its_hash_and_not_by_its_size(elsewhere):
 
 
 def test_a_checkpoint_of_a_step_that_was_saved_before_replaces_all_of_it(elsewhere):
-    with (place := owner()).own():
+    with (place := owner()).locked():
         save(place, 2)
         with buckets.whole_folder(place.path / "checkpoints" / "2") as draft:
             (draft / "other").write_bytes(b"1")
@@ -383,11 +386,11 @@ def test_a_slow_bucket_does_not_hold_up_the_lock(elsewhere, monkeypatch):
         time.sleep(0.2 if "checkpoints/" in path else 0)
         write()
 
-    with (place := owner()).own(), fault(slow):
+    with (place := owner()).locked(), fault(slow):
         saving = threading.Thread(target=save, args=(place, 2))
         saving.start()
         elsewhere()
-        with pytest.raises(BadInput, match="in use"), owner().own():
+        with pytest.raises(BadInput, match="in use"), owner().locked():
             pass
         assert saving.is_alive()
         saving.join()

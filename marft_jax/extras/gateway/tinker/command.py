@@ -18,7 +18,7 @@ from marft_jax import cli
 from marft_jax.errors import BadInput
 from marft_jax.extras.gateway.command import needs, own_flags, read_keys, serve
 from marft_jax.formats.hosts import LOOPBACK, listen
-from marft_jax.run.directory import disk_errors, own_directory
+from marft_jax.run.directory import disk_errors, locked_directory
 
 _COUNTS = {
     "models": (4096, "the most models of clients"),
@@ -55,7 +55,7 @@ def main(argv: Sequence[str]) -> NoReturn:
         with (
             listen(own.host, own.port) as listener,
             disk_errors(folder),
-            own_directory(folder),
+            locked_directory(folder),
             open_service(config, folder, names=own.names, **options) as service,
         ):
             serve(make_app(service, keys, LIMITS, hosts), listener, LIMITS)

@@ -1,4 +1,4 @@
-"""Places of runs: a folder of this machine, or an address that is mirrored in one."""
+"""Where a run is kept: a folder of this machine, or an address that is mirrored in a folder."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from marft_jax.settings.config import Config
 from marft_jax.settings.setting import is_address
 
 
-class Place:
-    """Place of a run. All code reads and writes ``path``; where the run is kept elsewhere, a
+class RunStorage:
+    """RunStorage of a run. All code reads and writes ``path``; where the run is kept elsewhere, a
     subclass brings files from there and takes files there.
 
     Attributes:
@@ -36,14 +36,14 @@ class Place:
         """Returns when all files that were written are where the run is kept.
 
         Raises:
-            RunFailed: that place cannot be written, or another process has taken the run.
+            RunFailed: the store cannot be written, or another process has taken the run.
         """
 
     def remove(self, name: str) -> None:
         """Pushes, and removes a file or a folder that was removed here."""
 
     @contextlib.contextmanager
-    def own(self) -> Iterator[None]:
+    def locked(self) -> Iterator[None]:
         """Keeps other machines from training in the run."""
         yield
 
@@ -54,8 +54,8 @@ class Place:
         yield
 
 
-def place_of(run: str | Path | Place, trains: bool = False) -> Place:
-    """Returns the place of a run directory; for an address, with its settings on this machine.
+def storage_of(run: str | Path | RunStorage, trains: bool = False) -> RunStorage:
+    """Returns the storage of a run directory; of an address, with its settings on this machine.
 
     Args:
         trains: this process is to train there.
@@ -63,11 +63,11 @@ def place_of(run: str | Path | Place, trains: bool = False) -> Place:
     Raises:
         BadInput: there is no such store, or it gives no access.
     """
-    if isinstance(run, Place):
+    if isinstance(run, RunStorage):
         return run
     if is_address(run):
         return load_extra("run.storage")(str(run), trains)
-    return Place(Path(run).expanduser())
+    return RunStorage(Path(run).expanduser())
 
 
 def is_run(run: Path) -> bool:
