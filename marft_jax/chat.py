@@ -25,13 +25,13 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     """Leaves with 0: done; 2: bad configuration or input."""
     parser = cli.run_parser("marft_jax.chat", __doc__)
     with cli.boundary():
-        own, rest = parser.parse_known_args(argv)
-        config = cli.parse_run(own.run, own.base, rest, "marft_jax.chat", plays_tasks=False)
+        args, rest = parser.parse_known_args(argv)
+        config = cli.parse_run(args.run, args.base, rest, "marft_jax.chat", plays_tasks=False)
         # after the settings are checked: JAX takes seconds to import
         from marft_jax.run.loaded_team import LoadedTeam
         from marft_jax.run.transcripts import render
 
-        team = LoadedTeam(own.run, config, own.step)
+        team = LoadedTeam(args.run, config, args.step)
         with contextlib.suppress(KeyboardInterrupt):
             chat(lambda question: render(team.ask(question)))
     sys.exit(0)

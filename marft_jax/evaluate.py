@@ -40,24 +40,26 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     games.add_flags(parser)
     parser.add_argument("--out", metavar="FOLDER", help="where all responses and figures go")
     with cli.boundary():
-        own, rest = parser.parse_known_args(argv)
-        rest += ["--eval.benchmarks", *own.benchmark] if own.benchmark else []
-        rest += ["--eval.data", own.data] if own.data is not None else []
-        config = cli.parse_run(own.run, own.base, rest)
+        args, rest = parser.parse_known_args(argv)
+        rest += ["--eval.benchmarks", *args.benchmark] if args.benchmark else []
+        rest += ["--eval.data", args.data] if args.data is not None else []
+        config = cli.parse_run(args.run, args.base, rest)
         # after the settings are checked: JAX takes seconds to import
         from marft_jax.run import evaluating
         from marft_jax.run.signals import EXIT_STOPPED
         from marft_jax.run.storage import storage_of
 
-        if games.is_wanted(own):
-            storage = storage_of(own.run or "")
-            folder = evaluating.writable_folder(own.out, own.run and storage, config.model.base)
+        if games.is_wanted(args):
+            storage = storage_of(args.run or "")
+            folder = evaluating.writable_folder(args.out, args.run and storage, config.model.base)
             with storage.keeping("evaluations"):
-                games.evaluate(own, config, folder)
+                games.evaluate(args, config, folder)
             sys.exit(0)
-        how = dict(samples=own.samples, limit=own.limit, compare=own.compare, out=own.out)
         try:
-            evaluating.evaluate_team(own.run, config, step=own.step, **how)
+            evaluating.evaluate_team(
+                args.run, config, step=args.step, samples=args.samples,
+                limit=args.limit, compare=args.compare, out=args.out,
+            )  # fmt: skip
         except Stopped:
             sys.exit(EXIT_STOPPED)
     sys.exit(0)

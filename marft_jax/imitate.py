@@ -37,14 +37,14 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
         "--min_reward", metavar="R", type=float, help="only those that earn as much"
     )
     with cli.boundary():
-        own, rest = parser.parse_known_args(argv)
-        check_local("--out", own.out, is_run=True)
-        config = cli.parse_training([*rest, "--run.dir", own.out, "--algo.name", Imitation.name])
+        args, rest = parser.parse_known_args(argv)
+        check_local("--out", args.out, is_run=True)
+        config = cli.parse_training([*rest, "--run.dir", args.out, "--algo.name", Imitation.name])
         # after the settings are checked: JAX takes seconds to import
         from marft_jax.parallel import processes
         from marft_jax.run.imitation import Wanted, imitate_team
 
-        wanted = Wanted(own.data, own.demonstrations, own.min_reward)
+        wanted = Wanted(args.data, args.demonstrations, args.min_reward)
         code = processes.end_together(lambda: imitate_team(config, wanted))
     sys.exit(code)
 

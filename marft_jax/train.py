@@ -20,13 +20,13 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     finished steps saved."""
     words = sys.argv[1:] if argv is None else argv
     with cli.boundary():
-        own = [word for word in words if word.replace("-", "_") != _DRY.replace("-", "_")]
-        config = cli.parse_training(own)
+        flags = [word for word in words if word.replace("-", "_") != _DRY.replace("-", "_")]
+        config = cli.parse_training(flags)
         # after the settings are checked: JAX takes seconds to import
         from marft_jax.parallel import processes
         from marft_jax.run import loop
 
-        work = loop.rehearse if len(own) < len(words) else loop.train_team
+        work = loop.rehearse if len(flags) < len(words) else loop.train_team
         code = processes.end_together(lambda: work(config))
     sys.exit(code)
 

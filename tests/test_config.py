@@ -10,7 +10,7 @@ import re
 import pytest
 import yaml
 
-from marft_jax.cli import configure, parse, sections
+from marft_jax.cli import configure, configure_run, parse, sections
 from marft_jax.envs import base as envs
 from marft_jax.errors import BadInput, exit_with
 from marft_jax.learning.settings import SETTINGS, Appo
@@ -334,3 +334,9 @@ def test_a_settings_file_in_another_encoding_is_to_be_saved_as_utf_8(tmp_path, n
     with pytest.raises(BadInput, match="save it as UTF-8") as caught:
         parse(["--config", str(tmp_path / name)])
     assert "\n" not in str(caught.value)
+
+
+def test_a_run_of_before_keeps_its_settings_under_their_new_names(tmp_path):
+    settings = {"algo": {"kl_moves": 7, "kl_coef": 0.1, "kl_reference": "start"}}
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(settings))
+    assert configure_run(tmp_path).algo.kl_reference_every == 7

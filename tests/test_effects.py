@@ -56,7 +56,7 @@ READ = {
     "algo.kl_coef": [*DISTILL, "--algo.kl_in", "loss"],
     "algo.kl_estimator": ["--algo.kl_coef", "0.1"],
     "algo.kl_in": ["--algo.kl_coef", "0.1"],
-    "algo.kl_moves": ["--algo.kl_coef", "0.1", "--algo.kl_reference", "start"],
+    "algo.kl_reference_every": ["--algo.kl_coef", "0.1", "--algo.kl_reference", "start"],
     "algo.kl_reference": ["--algo.kl_coef", "0.1"],
     "algo.max_refills": [*GRPO, "--algo.dynamic_sampling", "true"],
     "algo.normalize": PAID,
@@ -91,7 +91,7 @@ UNREAD = {
     **{f"algo.{name}": DISTILL for name in ("reward_bias", "reward_scale", "reward_clip")},
     "algo.overlong_penalty": [*DISTILL, "--algo.overlong_buffer", "4"],
     "algo.entropy_target": GRPO,
-    "algo.kl_moves": ["--algo.kl_reference", "start"],
+    "algo.kl_reference_every": ["--algo.kl_reference", "start"],
     "algo.step_reward": ["--algo.credit", "per_step", "--team.file", "{tmp}/paid.yaml"],
     "rollout.lag": IMITATES,
     "mesh.process": ["--mesh.coordinator", "auto"],
@@ -203,12 +203,12 @@ def test_each_command_takes_each_shipped_file_and_names_once_what_it_does_not_re
     command, file, caplog
 ):
     plays, flags = command in ("evaluate", "chat", "serve"), ["--config", str(file)]
-    flags += ["--algo.kl_moves", "3"] if command != "imitate" else ["--rollout.lag", "1"]
+    flags += ["--algo.kl_reference_every", "3"] if command != "imitate" else ["--rollout.lag", "1"]
     unused_settings.log("" if plays else unused_settings.warning(COMMANDS[command](flags)))
     if plays:
         COMMANDS[command](flags)
     [record] = caplog.records
-    wanted = "--algo.kl_moves 3 (it needs --algo.kl_reference start)"
+    wanted = "--algo.kl_reference_every 3 (it needs --algo.kl_reference start)"
     wanted = wanted if command != "imitate" else "--rollout.lag 1 (it needs --algo.name not imit"
     assert record.message.count(wanted) == 1 and record.levelname == "WARNING"
 

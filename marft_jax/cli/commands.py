@@ -121,7 +121,7 @@ def parse_run(
     """Builds the config of a run, or of a bare base, with flags that come after.
 
     Args:
-        plays_tasks: else an environment of a user's own is not imported, only named.
+        plays_tasks: else an environment of the user is not imported, only named.
 
     Raises:
         BadInput: there is no run in that directory, or a setting is wrong.
@@ -181,7 +181,7 @@ def _command_line(argv: Sequence[str], prog: str) -> list[Words]:
 
 
 class Parser(argparse.ArgumentParser):
-    """Parser of a command's own flags; a wrong one raises ``BadInput``, as a wrong setting does."""
+    """Parser of one command's flags; a wrong one raises ``BadInput``, as a wrong setting does."""
 
     def __init__(self, prog: str, description: str | None) -> None:
         super().__init__(
@@ -201,8 +201,8 @@ class Parser(argparse.ArgumentParser):
         raise BadInput(f"{message}; --help lists what there is")
 
 
-def _home(found: re.Match[str]) -> str:
-    return found[1] + os.path.expanduser("~")
+def _home(match: re.Match[str]) -> str:
+    return match[1] + os.path.expanduser("~")
 
 
 def run_parser(prog: str, description: str | None, *, base: bool = True) -> Parser:

@@ -30,6 +30,9 @@ from marft_jax.settings.setting import (
     words_of,
 )
 
+_RENAMED = {"algo.kl_moves": "algo.kl_reference_every"}
+"""Settings of an older release that have another name now."""
+
 
 def read_file(file: str) -> Words:
     """Reads a YAML file; a relative team file is looked for beside it, then in this folder."""
@@ -57,7 +60,7 @@ def read_run(run: str) -> Words:
     gone = [*that_decide("start", Config)]
     if "env.move_seconds" in saved:  # of a game, whose processes an older release had
         gone += ["env.move_seconds", "env.workers"]
-    kept = {key: value for key, value in saved.items() if key not in gone}
+    kept = {_RENAMED.get(key, key): value for key, value in saved.items() if key not in gone}
     return kept | {"run.dir": [run], "team.file": blueprint}
 
 
@@ -167,9 +170,9 @@ def _build(words: Words) -> Config:
 
 def _takers(fault: str, words: Words) -> str:
     """Names the environments or algorithms whose setting has the refused value, as a suffix."""
-    if (found := re.match(r"--((\w+)\.(\w+)): expected one of", fault)) is None:
+    if (match := re.match(r"--((\w+)\.(\w+)): expected one of", fault)) is None:
         return ""
-    (key, section, name), value = found.groups(), " ".join(words[found[1]])
+    (key, section, name), value = match.groups(), " ".join(words[match[1]])
     owners = sections_lib.owners(key)
     takes = [o for o, kind in owners.items() if value in properties(kind)[name].get("enum", ())]
     return f"; {value} needs --{section}.name {' or '.join(takes)}" if takes else ""

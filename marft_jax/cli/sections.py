@@ -33,7 +33,7 @@ _USAGE = """usage: python -m {prog} [--config FILE ...] [--SECTION.NAME VALUE ..
 sections:"""
 
 
-class Union(NamedTuple):
+class SectionUnion(NamedTuple):
     """Section whose dataclass depends on one of its settings.
 
     Attributes:
@@ -54,14 +54,14 @@ def _environments() -> dict[str, type]:
 
 _CLASS = "package.module:Class"
 UNIONS = {
-    "env": Union("env.name", EnvSettings.name, envs.settings_type, _environments),
-    "algo": Union(
+    "env": SectionUnion("env.name", EnvSettings.name, envs.settings_type, _environments),
+    "algo": SectionUnion(
         "algo.name",
         Algo.name,
         algorithms.settings_type,
         lambda: {**algorithms.SETTINGS, "package.module:NAME": Algo},
     ),
-    "rollout": Union(
+    "rollout": SectionUnion(
         "rollout.sampler",
         RolloutSettings.sampler,
         samplers.settings_type,
@@ -72,8 +72,8 @@ UNIONS = {
 
 def kinds(words: Words) -> dict[str, Any]:
     """Returns the dataclass of each section, that of a union as the words choose it."""
-    found = {field.name: type(field.default) for field in fields(Config)}
-    return found | {name: one.find(chosen(name, words)) for name, one in UNIONS.items()}
+    common = {field.name: type(field.default) for field in fields(Config)}
+    return common | {name: union.find(chosen(name, words)) for name, union in UNIONS.items()}
 
 
 def chosen(section: str, words: Words) -> str:
@@ -126,10 +126,10 @@ def _union(section: str) -> Iterator[dict[str, Any]]:
     union = UNIONS[section]
     name = union.chooser.partition(".")[2]
     for member, kind in union.members().items():
-        found, is_own = schema_of(kind), ":" in member
-        found["properties"][name] |= {"pattern": ":"} if is_own else {"const": member}
-        found["additionalProperties"] = is_own
-        yield found if member == union.default else found | {"required": [name]}
+        section_schema, is_users = schema_of(kind), ":" in member
+        section_schema["properties"][name] |= {"pattern": ":"} if is_users else {"const": member}
+        section_schema["additionalProperties"] = is_users
+        yield section_schema if member == union.default else section_schema | {"required": [name]}
 
 
 def show_help(prog: str, flags: Words, topic: str = "") -> NoReturn:

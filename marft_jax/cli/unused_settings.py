@@ -16,7 +16,7 @@ LOGGER = logging.getLogger("marft_jax")
 
 
 def log(warning: str) -> None:
-    """Logs what ``warning`` found, if anything."""
+    """Logs the line of ``warning``, if anything."""
     if warning:
         LOGGER.warning("%s", warning)
 
@@ -31,12 +31,12 @@ def warning(config: Config, *, evaluates: bool = False) -> str:
         BadInput: the team file cannot be read.
     """
     blueprint = load_team(config.team.file)
-    found = unread(config, blueprint, evaluates)
+    needs_of_unread = unread(config, blueprint, evaluates)
     if evaluates and config.mesh.rollout:
-        found["mesh.rollout"] = "a training"
+        needs_of_unread["mesh.rollout"] = "a training"
     lines = [
         f"--{key} {spelled(get(config, key)):.60} (it needs {needs})"
-        for key, needs in found.items()
+        for key, needs in needs_of_unread.items()
     ]
     if not evaluates and not config.algo.recorded:  # what a team file has for its training
         lines += [f"{key} (it needs {needs})" for key, needs in unread_keys(config, blueprint)]
@@ -46,7 +46,7 @@ def warning(config: Config, *, evaluates: bool = False) -> str:
 def unread(config: Config, blueprint: Blueprint, evaluates: bool = False) -> dict[str, str]:
     """Finds settings that are neither none nor their default and lack what they need, with what
     that is."""
-    found, usual = dict[str, str](), longest_action(config.model.context)
+    lacking, usual = dict[str, str](), longest_action(config.model.context)
     config = replaced(config, "team.workflow", workflow_of(config.team, blueprint))
     if config.team.max_new_tokens == usual:  # the base decided it
         config = replaced(config, "team.max_new_tokens", Team.max_new_tokens)
@@ -58,7 +58,7 @@ def unread(config: Config, blueprint: Blueprint, evaluates: bool = False) -> dic
         section, _, name = key.partition(".")
         if section == "agents":
             yield from (getattr(agent, name) for agent in blueprint.agents)
-        elif key not in found:
+        elif key not in lacking:
             yield get(config, key)
 
     def holds(need: str) -> bool:
@@ -74,8 +74,8 @@ def unread(config: Config, blueprint: Blueprint, evaluates: bool = False) -> dic
         needs, value = field.metadata.get("needs"), get(config, key)
         if needs and value != field.default and spelled(value) != "none":
             if not all(map(holds, needs.split(" and "))):
-                found[key] = needs_of(field)
-    return found
+                lacking[key] = needs_of(field)
+    return lacking
 
 
 def unread_keys(config: Config, blueprint: Blueprint) -> Iterator[tuple[str, str]]:

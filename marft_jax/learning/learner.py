@@ -162,7 +162,7 @@ class Learner:
             stepped.append(numbers)
         report = self._report(stepped)
         state = state._replace(step=state.step + 1, past=past)
-        if (every := self._settings.algo.part(Algo).kl_moves) and (step + 1) % every == 0:
+        if (every := self._settings.algo.part(Algo).kl_reference_every) and (step + 1) % every == 0:
             state = state.refer_to_present()
         return state, estimates, estimates.report | report
 

@@ -2,7 +2,7 @@
 
 Of the sections ``env`` and ``algo`` only what others read is here: each environment and each
 algorithm declares its own settings beside its code (``envs/``, ``learning/settings.py``). So may a
-sampler of a user's own.
+sampler of the user.
 """
 
 from __future__ import annotations
@@ -327,7 +327,7 @@ class Algo(Update):
     kl_reference: Literal["base", "start"] = setting("base", needs="algo.kl_coef")
     """Reference policy. base: the base without adapters. start: the adapters that the run began
     with (lora.init); a KL to the base would pull a team away from its supervised start."""
-    kl_moves: Natural = setting(0, needs="algo.kl_reference start")
+    kl_reference_every: Natural = setting(0, needs="algo.kl_reference start")
     """Steps after which the current adapters become the reference; 0: never. In self-play a
     moving reference leads to an equilibrium, and a fixed one keeps away from it (R-NaD, arXiv
     2206.15378)."""
@@ -519,12 +519,12 @@ def fit_base(config: Config, given: Container[str]) -> Config:
 
 def with_context(config: Config, context: int) -> Config:
     """Returns the config with the context that its base has, and an action that fits."""
-    team = within(config.team, context)
-    own = type(config.model.context)(context)  # derived, or given
-    return dataclasses.replace(replaced(config, "model.context", own), team=team)
+    team = clamp_to_context(config.team, context)
+    same_type = type(config.model.context)(context)  # derived, or given
+    return dataclasses.replace(replaced(config, "model.context", same_type), team=team)
 
 
-def within(team: Team, context: int) -> Team:
+def clamp_to_context(team: Team, context: int) -> Team:
     """Returns the section with a longest action that fits the context, if none was given."""
     if not isinstance(team.max_new_tokens, Derived):
         return team

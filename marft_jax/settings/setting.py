@@ -197,8 +197,8 @@ def check_local(what: str, path: object, *, is_run: bool = False) -> None:
         is_run: it is a run directory, which object storage can hold.
     """
     if _ADDRESS.match(str(path).strip()) and not (is_run and is_address(path)):
-        how = "an address is s3://BUCKET/PATH" if is_run else "name one, and copy it from there"
-        raise BadInput(f"{what}: expected a path on this machine, got {str(path)!r:.80}; {how}")
+        advice = "an address is s3://BUCKET/PATH" if is_run else "name one, and copy it from there"
+        raise BadInput(f"{what}: expected a path on this machine, got {str(path)!r:.80}; {advice}")
 
 
 def is_address(run: object) -> bool:
@@ -295,7 +295,7 @@ def read(kind: type[T], tree: object, where: str) -> T:
 
 
 def fault_of(error: ValidationError, kind: Any = None) -> str:
-    """Describes a fault that pydantic found in a value of this type: where, what was expected, and
+    """Describes a fault of pydantic's in a value of this type: where, what was expected, and
     what came. An unknown key comes first: it may be why another one is missing."""
     faults = error.errors(include_url=False)
     unknown = [fault for fault in faults if fault["type"] in _UNKNOWN]
@@ -305,8 +305,8 @@ def fault_of(error: ValidationError, kind: Any = None) -> str:
     if unknown:
         return f"{where.lstrip('.')}: {unknown_key(str(place[-1]), _keys(_at(kind, place[:-1])))}"
     what = re.sub("^(Input should be|Value error,) ", "", first["msg"])
-    if first["type"] != "value_error" and (found := _at(kind, place)) is not None:
-        what = expected(TypeAdapter(found).json_schema())
+    if first["type"] != "value_error" and (part := _at(kind, place)) is not None:
+        what = expected(TypeAdapter(part).json_schema())
     return f"{where.lstrip('.')}: expected {what}, got {first['input']!r:.60}".removeprefix(": ")
 
 
@@ -389,14 +389,14 @@ def _bounds(schema: Mapping[str, Any]) -> str:
 
 def texts(kind: type) -> dict[str, str]:
     """Returns the text below each setting of a section."""
-    found: dict[str, str] = {}
+    by_name: dict[str, str] = {}
     for base in reversed(kind.__mro__[:-1]):
         body = ast.parse(textwrap.dedent(inspect.getsource(base))).body[0].body  # type: ignore[attr-defined]
         for field, text in itertools.pairwise(body):
             match field, text:
                 case ast.AnnAssign(target=ast.Name(name)), ast.Expr(ast.Constant(str(words))):
-                    found[name] = " ".join(words.split())
-    return found
+                    by_name[name] = " ".join(words.split())
+    return by_name
 
 
 def schema_of(kind: type) -> dict[str, Any]:
@@ -404,13 +404,13 @@ def schema_of(kind: type) -> dict[str, Any]:
 
     In YAML a single value may stand for a list of one, and ``none`` for an empty list.
     """
-    text, found = texts(kind), dict[str, Any]()
+    text, by_name = texts(kind), dict[str, Any]()
     for name, schema in properties(kind).items():
         if "items" in schema:
             several = {"type": "array", "items": schema["items"]}
             schema = {"anyOf": [several, schema["items"], {"type": "null"}]}
-        found[name] = {"description": text.get(name, "")} | schema
-    return {"type": "object", "properties": found, "additionalProperties": False}
+        by_name[name] = {"description": text.get(name, "")} | schema
+    return {"type": "object", "properties": by_name, "additionalProperties": False}
 
 
 def help_lines(before: str, kind: type) -> Iterator[str]:
@@ -429,12 +429,12 @@ def suggestion(key: str, known: Sequence[str]) -> str:
     """Suggests settings: of this name in other sections, the nearest in its section, or in all."""
     section, _, name = key.rpartition(".")
     names = {k: k.partition(".")[2] for k in known}
-    own = {k: n for k, n in names.items() if k.startswith(f"{section}.")}
-    searched = [(names, [name]), (own, nearest(name, own.values()))]
+    of_section = {k: n for k, n in names.items() if k.startswith(f"{section}.")}
+    searched = [(names, [name]), (of_section, nearest(name, of_section.values()))]
     searched += [(names, nearest(name, names.values()))]
-    found = next(filter(None, ([k for k in at if at[k] in like] for at, like in searched)), [])
-    like = " or ".join(map(repr, found[:3]))
-    return f"; did you mean {like}?" if found else "; --help lists them"
+    similar = next(filter(None, ([k for k in at if at[k] in like] for at, like in searched)), [])
+    like = " or ".join(map(repr, similar[:3]))
+    return f"; did you mean {like}?" if similar else "; --help lists them"
 
 
 _UNKNOWN = ("unexpected_keyword_argument", "extra_forbidden", "invalid_key")

@@ -58,7 +58,7 @@ def make_team(
     team = Team(
         profiles=profiles,
         sampling=tuple(
-            profile.sampling(config.within(settings, bases[base][1]))
+            profile.sampling(config.clamp_to_context(settings, bases[base][1]))
             for base, profile in zip(on, profiles, strict=True)
         ),
         bases=on,

@@ -82,8 +82,8 @@ def test_a_kl_in_the_loss_needs_no_reward():
 
 def test_a_reference_that_nothing_reads_does_not_move():
     config, episodes = settings(ONCE), small.random_episodes(6)
-    moves = dataclasses.replace(config, algo=dataclasses.replace(ONCE, kl_moves=1))
-    assert "--algo.kl_moves 1 (it needs" in unused_settings.warning(moves)
+    moves = dataclasses.replace(config, algo=dataclasses.replace(ONCE, kl_reference_every=1))
+    assert "--algo.kl_reference_every 1 (it needs" in unused_settings.warning(moves)
     state, still = (learn(each, episodes, state=fresh(config))[0] for each in (moves, config))
     assert same(state, still)
 

@@ -19,7 +19,7 @@ from marft_jax.learning.settings import resolve, resolved
 from marft_jax.models.weights import tiny
 from marft_jax.run.directory import write_settings
 from marft_jax.run.loaded_team import LoadedTeam
-from marft_jax.settings.config import with_context, within
+from marft_jax.settings.config import clamp_to_context, with_context
 from marft_jax.team.bases import Base, context_of, models_of
 from marft_jax.team.team_files import dump_team, load_team
 
@@ -157,7 +157,7 @@ def test_what_several_bases_decide_is_decided_again_when_the_run_continues(tmp_p
     assert resolve(again, bases).lr == resolve(configure({"model.base": "m.gguf"}), bases).lr
     other = models_of(again.model, {"other": Base("tiny")}, ("other",))["other"]
     assert context_of("other", other, 64) == 64  # and not refused
-    assert within(again.team, 64).max_new_tokens == 16
+    assert clamp_to_context(again.team, 64).max_new_tokens == 16
 
 
 @pytest.mark.parametrize(

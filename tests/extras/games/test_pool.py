@@ -38,7 +38,7 @@ FLAGS = """--env.name open_spiel --env.rotate true --env.illegal masked --env.nu
 --team.max_new_tokens 2
 --algo.name reinforce --algo.episodes 8 --algo.group_size 4 --model.context 128 --run.keep 9
 --rollout.past_every 2 --rollout.past_kept 2 --rollout.past_choice strong --run.steps 6
---algo.kl_coef 0.1 --algo.kl_reference start --algo.kl_moves 3
+--algo.kl_coef 0.1 --algo.kl_reference start --algo.kl_reference_every 3
 --run.loggers none --run.transcripts_every 3 --lora.mode shared""".split()
 
 
