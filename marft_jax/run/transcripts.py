@@ -13,7 +13,7 @@ from rich.text import Text
 from marft_jax.errors import printable
 from marft_jax.learning.chain import chains_of
 from marft_jax.learning.estimates import Estimates
-from marft_jax.models.tokenizers.pieces import pieces
+from marft_jax.models.tokenizers.token_texts import pieces
 from marft_jax.rollout.collect import Collected
 from marft_jax.types import Episode, FailedEpisode, Level, Played, StepResult, Turn
 

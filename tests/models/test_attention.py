@@ -34,7 +34,7 @@ from marft_jax.models.ops import (
 )
 from marft_jax.models.ops.attention import KV, causal_attention
 from marft_jax.models.ops.attention_choice import attention_on
-from marft_jax.models.ops.pieces import attention_by_rule, causal_attention_in_pieces
+from marft_jax.models.ops.cpu_attention import attention_by_rule, causal_attention_in_pieces
 from marft_jax.models.ops.remat import Remat, rematerialised
 from marft_jax.models.weights.load import abstract_decoder
 from marft_jax.parallel import compilation

@@ -12,8 +12,8 @@ import small
 from marft_jax.models import decoder, lora
 from marft_jax.models.families import multipliers
 from marft_jax.models.ops.attention import Scores, causal_attention
+from marft_jax.models.ops.cpu_attention import attention_by_rule, causal_attention_in_pieces
 from marft_jax.models.ops.kv import KV
-from marft_jax.models.ops.pieces import attention_by_rule, causal_attention_in_pieces
 from marft_jax.models.rope import RopeScaling
 from marft_jax.models.weights.load import abstract_decoder
 from marft_jax.parallel import mesh as mesh_lib

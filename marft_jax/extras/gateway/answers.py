@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from marft_jax.extras.gateway.protocol import Call
-from marft_jax.models.tokenizers.pieces import Decode, pieces
+from marft_jax.models.tokenizers.token_texts import Decode, pieces
 from marft_jax.models.tokenizers.tokenizer import Message
 from marft_jax.sampling.stops import cut
 from marft_jax.types import thinking_in, without_thinking

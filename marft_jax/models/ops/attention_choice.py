@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from marft_jax.models.ops.attention import CausalAttention, causal_attention
+from marft_jax.models.ops.cpu_attention import attention_by_rule, causal_attention_in_pieces
 from marft_jax.models.ops.cudnn import cudnn_attention, works
-from marft_jax.models.ops.pieces import attention_by_rule, causal_attention_in_pieces
 
 
 def attention_on(
@@ -12,7 +12,7 @@ def attention_on(
 ) -> CausalAttention:
     """The fastest attention of whole rows there.
 
-    Einsums over a few queries at a time, on a CPU with a backward pass of their own (``pieces``);
+    Einsums over a few queries at a time, on a CPU with a backward pass (``cpu_attention``);
     on a GPU, cuDNN's kernel where it works for these heads (``cudnn``), or else the einsums that
     XLA fuses.
 
