@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import re
 import stat
+from types import SimpleNamespace
 
 import jax
 import pytest
@@ -175,8 +176,9 @@ def _refuse(*args, **kwargs):
 @pytest.mark.parametrize("done, says", [(3, "it was the last"), (2, "start again"), (0, "nothing")])
 def test_a_run_that_is_stopped_says_if_there_is_more_to_do(done, says):
     config = cli.parse(["--run.steps", "3", "--run.dir", "x"])
-    parts = {"checkpoints": type("C", (), {"step": done}), "config": config}
-    line = saving.stopped(type("Run", (), parts))
+    guard = SimpleNamespace(events=SimpleNamespace(note=lambda *_, **__: None))
+    run = SimpleNamespace(checkpoints=SimpleNamespace(step=done), config=config, guard=guard)
+    line = saving.stopped(run)
     assert says in line and (re.search("start again", line) is None) == (done == 3)
 
 

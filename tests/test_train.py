@@ -382,14 +382,8 @@ WRONG = {
         ["--run.best_metric", "reward/meen", "--algo.episodes", "4"], "reward/mean"),
     "a metric for the best that no evaluation has": (
         ["--run.best_metric", "eval/arithmetic/pass"], "--eval.every"),
-    "a coordinator that is nowhere": (["--mesh.coordinator", "nohost:1", "--mesh.processes", "2",
-                                       "--mesh.process", "1", "--mesh.wait_seconds", "1"],
-                                      "nohost"),
     "a coordinator without a port": (["--mesh.coordinator", "localhost", "--mesh.processes", "2",
                                       "--mesh.process", "0"], "HOST:PORT"),
-    "processes that do not come": (["--mesh.coordinator", "localhost:39571", "--mesh.processes",
-                                    "2", "--mesh.process", "0", "--mesh.wait_seconds", "1"],
-                                   "[1] did not come"),
     "an impossible mesh": (["--mesh.tensor", "3"], "possible"),
 }  # fmt: skip
 

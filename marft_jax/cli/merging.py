@@ -140,7 +140,7 @@ def resolve(layers: Sequence[Words]) -> Config:
     for number, layer in enumerate(layers[:-1], 1):  # what a later layer replaces is checked too
         for section, kind in kinds:
             if sections_lib.same_choice(section, merge(layers[:number]), words):
-                from_words(section, kind, layer)
+                _section(section, kind, layer)
     known = [f"{section}.{field.name}" for section, kind in kinds for field in fields(kind)]
     for key in [key for key in words if key not in known]:
         if not (owners := sections_lib.owners(key)):
@@ -160,19 +160,21 @@ def resolve(layers: Sequence[Words]) -> Config:
 
 def _build(words: Words) -> Config:
     """Builds the config from words; raises ``BadInput`` for the first wrong value."""
-    sections = sections_lib.kinds(words).items()
+    kinds = sections_lib.kinds(words).items()
+    sections = {name: _section(name, kind, words) for name, kind in kinds}
+    return config_lib.fit_base(Config(**sections), words)
+
+
+def _section(section: str, kind: type, words: Words) -> Any:
+    """Builds a section; the fault of a value names the environments or algorithms that take it."""
     try:
-        config = Config(**{name: from_words(name, kind, words) for name, kind in sections})
+        return from_words(section, kind, words)
     except BadInput as error:
-        raise BadInput(f"{error}{_takers(str(error), words)}") from error
-    return config_lib.fit_base(config, words)
-
-
-def _takers(fault: str, words: Words) -> str:
-    """Names the environments or algorithms whose setting has the refused value, as a suffix."""
-    if (match := re.match(r"--((\w+)\.(\w+)): expected one of", fault)) is None:
-        return ""
-    (key, section, name), value = match.groups(), " ".join(words[match[1]])
-    owners = sections_lib.owners(key)
-    takes = [o for o, kind in owners.items() if value in properties(kind)[name].get("enum", ())]
-    return f"; {value} needs --{section}.name {' or '.join(takes)}" if takes else ""
+        match = re.match(rf"--({section}\.(\w+)): expected one of", str(error))
+        if match is None:
+            raise
+        (key, name), value = match.groups(), " ".join(words[match[1]])
+        owners = sections_lib.owners(key).items()
+        takes = [o for o, kind in owners if value in properties(kind)[name].get("enum", ())]
+        hint = f"; {value} needs --{section}.name {' or '.join(takes)}" if takes else ""
+        raise BadInput(f"{error}{hint}") from error

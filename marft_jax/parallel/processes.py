@@ -16,6 +16,7 @@ import functools
 import glob
 import importlib.util
 import os
+import socket
 import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -23,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 
-from marft_jax.errors import BadInput, EpisodesFailed, RunFailed, Stopped, described
+from marft_jax.errors import BadInput, EpisodesFailed, RunFailed, Stopped, described, reason
 from marft_jax.parallel import mesh as mesh_lib
 from marft_jax.parallel.exchange import read_part, write_part
 from marft_jax.parallel.ladder import bucket
@@ -97,9 +98,25 @@ def _named(config: Mesh) -> dict[str, Any]:
         process_id=config.process,
     )
     if host == "localhost" or host.startswith("[") or host.replace(".", "").isdecimal():
-        own = config.coordinator  # JAX listens at every address, as it must behind a name
-        known["coordinator_bind_address"] = os.environ.get("JAX_COORDINATOR_BIND_ADDRESS", own)
+        # JAX listens at every address, as it must behind a name
+        bind = os.environ.get("JAX_COORDINATOR_BIND_ADDRESS", config.coordinator)
+        known["coordinator_bind_address"] = bind
+        if config.process == 0:
+            _check_address(bind)
     return known
+
+
+def _check_address(address: str) -> None:
+    """Raises ``BadInput`` where no port can be opened; JAX ends there with a segmentation fault."""
+    host, _, port = address.rpartition(":")
+    family = socket.AF_INET6 if host.startswith("[") else socket.AF_INET
+    try:
+        socket.create_server((host.strip("[]"), int(port)), family=family).close()
+    except OSError as error:
+        raise BadInput(
+            f"--mesh.coordinator {address}: expected an address of this machine, where process 0 "
+            f"runs, and a free port, got one that cannot be opened ({reason(error)})"
+        ) from error
 
 
 def _pass_over_absent_tpu() -> None:

@@ -321,7 +321,8 @@ def _at(kind: Any, place: Sequence[int | str]) -> Any:
 def _keys(kind: Any) -> dict[str, Any]:
     """Returns the types of the keys of a dataclass or a named tuple."""
     bare = _bare(kind)
-    return get_type_hints(bare, include_extras=True) if isinstance(bare, type) else {}
+    hints = get_type_hints(bare, include_extras=True) if isinstance(bare, type) else {}
+    return {name: hint for name, hint in hints.items() if get_origin(hint) is not ClassVar}
 
 
 def _bare(kind: Any) -> Any:

@@ -520,7 +520,7 @@ def test_what_is_not_there_is_one_clear_line(tmp_path):
         ("missing/model.gguf", "no such file.*fetch_model.py"),
         (str(tmp_path / "nothing"), "expected tiny, a directory.*does not exist"),
         (str(tmp_path / "notes.txt"), "expected tiny, a directory"),
-        ("nobody/no-such-model-here", "is no file or directory here, and its download failed"),
+        ("nobody/no-such-model-here", "is no file or directory here, and the hub gives none"),
     ):
         with pytest.raises(BadInput, match=message) as caught:
             load.load_base(Model(base=name), place)

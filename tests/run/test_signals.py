@@ -82,7 +82,8 @@ def test_before_anything_is_finished_the_process_ends_at_once():
 
 
 def test_a_run_without_a_finished_step_says_that_nothing_is_saved():
-    run = SimpleNamespace(checkpoints=SimpleNamespace(step=0))
+    guard = SimpleNamespace(events=SimpleNamespace(note=lambda *_, **__: None))
+    run = SimpleNamespace(checkpoints=SimpleNamespace(step=0), guard=guard)
     said = stopped(run)
     assert "nothing is saved" in said and "begin anew" in said and "continue" not in said
 

@@ -11,6 +11,7 @@ from run_files import arrays_of, lines_of
 
 from marft_jax import evaluate, train
 from marft_jax.errors import BadInput
+from marft_jax.learning import learner as learner_module
 from marft_jax.learning.algorithms import find_algorithm
 from marft_jax.learning.learner import Learner
 from marft_jax.learning.settings import Distill, resolve
@@ -113,12 +114,12 @@ def test_a_teacher_whose_logprobs_are_no_numbers_stops_its_own_student_alone(mon
     learner, team = learner_of(Teacher(), Teacher(sees="answer"))
     episodes = episodes_of(team)
     _, sound, _, _ = learn(learner, episodes)
-    before, whole = learner.init().adapters[MAIN], learner._teach
+    before, whole = learner.init().adapters[MAIN], learner_module.teacher_advantage
 
-    def teach(batch):
-        return np.where(batch.chain.agent_EJ == 0, np.nan, whole(batch))
+    def advantage(batch, *scored):
+        return np.where(batch.chain.agent_EJ == 0, np.nan, whole(batch, *scored))
 
-    monkeypatch.setattr(learner, "_teach", teach)
+    monkeypatch.setattr(learner_module, "teacher_advantage", advantage)
     _, state, _, metrics = learn(learner, episodes)
     assert metrics["nonfinite"]["gradient"].tolist() == [1, 0]
     assert np.isnan(metrics["teacher_kl"][0]) and np.isfinite(metrics["teacher_kl"][1])

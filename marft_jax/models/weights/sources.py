@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from marft_jax.errors import BadInput, one_line, reason
+from marft_jax.errors import BadInput, reason
 from marft_jax.formats.foreign import read_settings
 from marft_jax.models import config_json
 from marft_jax.models.decoder_config import DecoderConfig
@@ -140,7 +140,7 @@ def _download(hub_id: str, wanted: Sequence[str]) -> Path:
     except Exception as error:  # network and hub errors of several libraries
         raise BadInput(
             f"--model.base: {hub_id!r} is no file or directory here, and the hub gives none "
-            f"({one_line(reason(error), 120)}); check the name, or fetch it elsewhere with "
+            f"({reason(error)}); check the name, or fetch it elsewhere with "
             "scripts/fetch_model.py"
         ) from error
 

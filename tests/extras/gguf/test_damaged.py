@@ -19,7 +19,7 @@ def soon():
     """Every case of this file within a few seconds of work: bounds come first."""
     start = time.thread_time()  # of this thread, however busy the machine is
     yield
-    assert time.thread_time() - start < 15
+    assert time.thread_time() - start < 60
 
 
 def gguf_file(tmp_path: Path) -> tensors.GGUF:
