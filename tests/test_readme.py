@@ -34,7 +34,8 @@ from marft_jax.team.team_files import load_team
 ROOT = Path(__file__).resolve().parent.parent
 _FILES = [*(ROOT / "marft_jax").glob("*/*.py"), *(ROOT / "marft_jax" / "extras").glob("*/*.py")]
 ROOMS = sorted({file.parent for file in _FILES})
-READMES = [ROOT / "README.md", ROOT / "scripts" / "README.md", *(r / "README.md" for r in ROOMS)]
+PAGE, GUIDE = ROOT / "README.md", ROOT / "marft_jax" / "README.md"
+READMES = [PAGE, GUIDE, ROOT / "scripts" / "README.md", *(r / "README.md" for r in ROOMS)]
 TEXT = "\n\n".join(file.read_text("utf-8") for file in READMES if file.is_file())
 MODULES = {
     "alone": "verbs.open_policy(",
@@ -43,6 +44,7 @@ MODULES = {
     "parity": "class Parity",
     "soft_clip": "SOFT = ",
     "sums": "marft_jax.configure(",
+    "sums_env": "class Digits",
     "sums_program": "def play(task, client)",
 }
 """The modules that the snippets are files of, each with what it defines."""
@@ -112,6 +114,8 @@ def here(tmp_path, monkeypatch):
         (tmp_path / f"{name}.py").write_text(module(name))
     [drafts] = [block for block in blocks("yaml") if "two_drafts" in block]
     (tmp_path / "drafts.yaml").write_text(drafts)
+    [team] = re.findall(r"^```yaml\n(.*?)^```", PAGE.read_text("utf-8"), re.DOTALL | re.MULTILINE)
+    (tmp_path / "team.yaml").write_text(team)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     yield tmp_path
@@ -197,6 +201,11 @@ STORY = [
         ONE_STEP,
     ),
     ("python -m marft_jax.train --team.file drafts.yaml --run.dir runs/drafts", ONE_STEP),
+    (
+        "python -m marft_jax.train --team.file team.yaml --env.name sums_env:Digits "
+        "--run.dir runs/sums_env",
+        ONE_STEP,
+    ),
     ("python -m marft_jax.train --env.name parity:Parity --run.dir runs/parity", DRY),
     (
         "python -m marft_jax.train --team.workflow program --env.name sums_program:play "
@@ -300,22 +309,32 @@ def test_every_python_snippet_is_one_of_the_modules_that_run():
     assert sorted(blocks("python")) == sorted(module(name) for name in MODULES)
 
 
-def test_every_room_has_a_readme_and_the_main_one_is_short():
+def test_every_room_has_a_readme_and_the_page_is_short():
     assert [file for file in READMES if not file.is_file()] == []
-    assert len(READMES[0].read_text("utf-8").splitlines()) <= 220
-    links = set(re.findall(r"\]\(marft_jax/([\w/]+)\)", READMES[0].read_text("utf-8")))
+    page = PAGE.read_text("utf-8")
+    assert len(page.splitlines()) <= 110 and len(page.split()) <= 900
+    assert max(map(len, [*page.splitlines(), *GUIDE.read_text("utf-8").splitlines()])) <= 120
+    links = set(re.findall(r"\]\(([\w/]+)\)", GUIDE.read_text("utf-8")))
     assert links == {str(room.relative_to(ROOT / "marft_jax")) for room in ROOMS}
+
+
+def test_every_link_to_a_section_leads_there():
+    headings = re.findall(r"^## (.+)$", GUIDE.read_text("utf-8"), re.MULTILINE)
+    anchors = {re.sub(r"[^\w -]", "", h).lower().replace(" ", "-") for h in headings}
+    linked = re.findall(r"\(marft_jax/README\.md#([\w-]+)\)", PAGE.read_text("utf-8"))
+    linked += re.findall(r"\(#([\w-]+)\)", GUIDE.read_text("utf-8"))
+    assert len(linked) > 10 and set(linked) <= anchors
 
 
 def test_every_link_to_a_file_leads_there():
     for file in filter(Path.is_file, READMES):
         links = re.findall(r"\]\(([^)\s]+)\)", file.read_text("utf-8"))
-        local = [link for link in links if "://" not in link]
+        local = [link.partition("#")[0] for link in links if "://" not in link]
         assert {link for link in local if not (file.parent / link).exists()} == set(), file
 
 
 def test_every_function_is_where_the_table_says():
-    table = READMES[0].read_text("utf-8").partition("## How it works")[2].partition("\n## ")[0]
+    table = GUIDE.read_text("utf-8").partition("## How it works")[2].partition("\n## ")[0]
     places = re.findall(r"`([\w/]+\.py):(\w+)`", table)
     assert len(places) > 15
     for path, name in places:
