@@ -76,7 +76,7 @@ def line_of(capsys, main, *words: str, code: int = 2) -> str:
 def test_a_wrong_word_is_one_line_with_how_to_go_on(words, parts, capsys):
     run = [] if "--run.dir" in words else ["--run.dir", "run"]
     line = line_of(capsys, train.main, *words, *run)
-    assert all(part in line for part in parts) and len(line) < 400, line
+    assert all(part in line for part in parts) and len(line) < 600, line  # the hub has its say
 
 
 @pytest.mark.parametrize("words", [["settings.yaml", "--algo.episodes", "4"], ["grpo.yaml", *(
