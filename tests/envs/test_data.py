@@ -4,8 +4,6 @@ import dataclasses
 import decimal
 import json
 import re
-from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -48,16 +46,15 @@ def split(source, eval_source, holdout, side):
         ({"problem": "p", "answer": 52.0}, Task("p", "52")),
         ({"problem": "p", "answer": 0}, Task("p", "0")),
         ({"problem": "p", "answer": None, "solution": "\\boxed{7}"}, Task("p", "7")),
-        (
-            {"problem": "(A) x (B) y", "final_answer": "B", "choices": ["(A) x", "(B) y"]},
-            Task("(A) x (B) y", "B"),
-        ),
-        (
-            {"question": "which?", "options": ["x", "y"], "gold": [1]},
-            Task("which?\n(A) x\n(B) y", "B"),
-        ),
+        ({"problem": "(A) x (B) y", "final_answer": "B", "choices": ["(A) x", "(B) y"]},
+         Task("(A) x (B) y", "B")),
+        ({"question": "which?", "options": ["x", "y"], "gold": [1]},
+         Task("which?\n(A) x\n(B) y", "B")),
         ({"question": "which?", "options": ["(A)x", "(B)y"], "label": "A"},
          Task("which?\n(A)x\n(B)y", "A")),
+        ({"question": "which?", "choices": ["0", "1"], "answer": 1},
+         Task("which?\n(A) 0\n(B) 1", OneOf(("B", "1")))),
+        ({"problem": "p", "solution": "\\boxed{1} and \\boxed{2}"}, Task("p", "1, 2")),
     ],
 )  # fmt: skip
 def test_fields_found_in_the_wild(row, task):
@@ -98,10 +95,6 @@ CHAT = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": 
 )  # fmt: skip
 def test_rows_and_chats_of_other_trainers(tmp_path, row, task):
     assert load.load(write(tmp_path / "a.jsonl", [row])) == [task]
-
-
-def test_a_worked_text_is_no_answer_where_none_is_marked():
-    assert "no answer" in load.as_task({"prompt": "q", "solution": "It is seven."})
 
 
 @pytest.mark.parametrize("separator", [",", ";", "\t"])
@@ -182,6 +175,7 @@ GOOD = '{"question": "q", "answer": "1"}'
         ("a.jsonl", GOOD + '\n\n{"question": "q"}\n', "a.jsonl line 3: no answer"),
         ("a.jsonl", '{"question": "q", "answer": "  "}\n', "a.jsonl line 1: no answer"),
         ("a.jsonl", '{"question": "q", "answer": "work ####"}\n', "a.jsonl line 1: no answer"),
+        ("a.jsonl", '{"prompt": "q", "solution": "It is seven."}', "line 1: no answer"),
         ("a.jsonl", '{"answer": "1"}\n', "a.jsonl line 1: expected a question"),
         ("a.jsonl", GOOD + '\n{"question"\n', "a.jsonl line 2: not JSON"),
         ("a.jsonl", "[1]\n", "a.jsonl row 1: expected an object"),
@@ -216,12 +210,6 @@ def test_bad_files_are_named_with_their_line(tmp_path, name, text, message):
     with pytest.raises(BadInput) as error:
         load.load(str(path))
     assert message in str(error.value) and "\n" not in str(error.value)
-
-
-def test_bytes_that_are_not_text_are_refused(tmp_path):
-    (tmp_path / "a.jsonl").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(BadInput, match="not a readable file of rows"):
-        load.load(str(tmp_path / "a.jsonl"))
 
 
 @pytest.mark.parametrize(
@@ -394,85 +382,12 @@ def test_sources_are_mixed_by_weight_and_each_task_comes_in_turn(tmp_path):
             load.chooser(dataclasses.replace(env, weights=weights), "train")
 
 
-@pytest.mark.parametrize(
-    "row, task",
-    [
-        (
-            {"question": "which?", "choices": {"text": ["x", "y"], "label": ["A", "B"]},
-             "answer": "B"},
-            Task("which?\n(A) x\n(B) y", "B"),
-        ),
-        ({"question": "which?", "options": {"A": "x", "B": "y"}, "answer": 0},
-         Task("which?\n(A) x\n(B) y", "A")),
-        ({"question": "which?", "choices": ["0", "1"], "answer": 1},
-         Task("which?\n(A) 0\n(B) 1", OneOf(("B", "1")))),
-        ({"problem": "p", "solution": "\\boxed{1} and \\boxed{2}"}, Task("p", "1, 2")),
-    ],
-)  # fmt: skip
-def test_choices_and_boxes_in_other_forms(row, task):
-    assert load.as_task(row) == task
-
-
-def paid(tmp_path, row, text):
-    """What the environment pays for an answer to the only row."""
-    return paid_each(tmp_path, row, [text])[text]
-
-
-def paid_each(tmp_path, row, texts):
-    """What the environment pays for each of these answers to the only row."""
-    settings = Settings(data=(write(tmp_path / "a.jsonl", [row]),), holdout=0.0, workers=1)
-    source = make(settings, "train")
-    try:
-        env, earned = source.create(), {}
-        for text in texts:
-            env.reset(0)
-            turn: Any = SimpleNamespace(name="solver", text=text, answers=True)
-            earned[text] = env.step([turn]).reward
-        return earned
-    finally:
-        source.close()
-
-
 TABLE = {"Question": "Largest?", "A": "3", "B": "8", "C": "5", "D": "1"}
-CARRIED = {"question": "q", "options": ["(A) 4", "(B) 6"]}
 CITIES = {"question": "Capital?", "options": ["Oslo", "Bern"]}
-NUMBERED = {"question": "q", "choices": {"label": ["1", "2"], "text": ["Oslo", "Bern"]}}
-NAMES = ["Lewis Carroll", "Charles Dodgson"]
 
 
-@pytest.mark.parametrize(
-    ("row", "right", "wrong"),
-    [
-        (TABLE | {"Answer": "B"}, ["(B)"], ["(C)", "8"]),
-        (TABLE | {"Answer": 2}, ["(C)"], ["(B)", "2"]),
-        (TABLE | {"Answer": "8"}, ["(B)", "The answer is 8."], ["(A)", "3", "(A). It is 8"]),
-        (CARRIED | {"answer": "6"},
-         ["(B)", "The answer is 6.", "I get 6", "A total of 6", "**B**", "\\boxed{B}"],
-         ["(A)", "4", "(A), as it is not 6", "The answer is A. Not 6", "A\nand 6"]),
-        (CARRIED | {"answer": "(B) 6"}, ["(B)", "The answer is 6."], ["(A)", "4"]),
-        (CARRIED | {"answer": "B"}, ["(B)"], ["(A)"]),
-        (CARRIED | {"answer": 1}, ["(B)"], ["(A)"]),
-        (CARRIED | {"answer": 6}, ["(B)", "6"], ["(A)"]),
-        (CITIES | {"answer": "Bern"}, ["(B)", "The answer is Bern."], ["(A)", "Oslo"]),
-        (CITIES | {"answer": 1}, ["(B)"], ["(A)", "1"]),
-        (CITIES | {"answer": 1.0}, ["(B)"], ["(A)", "1"]),
-        (CITIES | {"answer": "1"}, ["(B)"], ["(A)", "1"]),
-        (CITIES | {"gold": "0"}, ["(A)"], ["(B)", "0"]),
-        (CITIES | {"label": [1.0]}, ["(B)"], ["(A)"]),
-        (NUMBERED | {"answerKey": "1"}, ["(1)", "1"], ["(2)", "(A)"]),
-        (NUMBERED | {"answer": 2}, ["(2)"], ["(1)", "(B)"]),
-        (NUMBERED | {"answer": "Bern"}, ["(2)", "Bern"], ["(1)", "Oslo"]),
-        ({"question": "q", "answer": NAMES}, NAMES, ["Lewis", "Alice"]),
-        ({"question": "q", "answer": {"value": NAMES[0], "aliases": NAMES}}, NAMES, ["Alice"]),
-        ({"question": "q", "answer": ["3", "three"]}, ["3", "three"], ["4"]),
-        ({"question": "q", "final_answer": ["2", "5"]}, ["\\boxed{2, 5}"], ["\\boxed{2}"]),
-        ({"question": "q", "answer": ["2", "5"]}, ["\\boxed{2, 5}"], ["\\boxed{2}"]),
-        ({"question": "q", "answer": ["2 cm", "5 cm"]}, [], ["\\boxed{2}"]),
-    ],
-)  # fmt: skip
-def test_what_a_row_calls_right_is_paid_and_nothing_else(tmp_path, row, right, wrong):
-    expected = dict.fromkeys(right, 1.0) | dict.fromkeys(wrong, 0.0)
-    assert paid_each(tmp_path, row, expected) == expected
+def picked(choices, answer):
+    return {"question": "q", "choices": choices, "answer": answer}
 
 
 @pytest.mark.parametrize(
@@ -485,11 +400,17 @@ def test_what_a_row_calls_right_is_paid_and_nothing_else(tmp_path, row, right, w
         (TABLE | {"C": "", "Answer": 2}, "got 2: it means none"),
         (CITIES | {"answer": -1}, "got -1: it means none"),
         (CITIES | {"answer": "2"}, "got '2': it means none"),
-        ({"question": "q", "choices": ["1", "2"], "answer": 1}, "got 1: it means several"),
-        ({"question": "q", "choices": ["x", "x"], "answer": "x"}, "got 'x': it means several"),
-        ({"question": "q", "choices": ["B", "A"], "answer": "A"}, "got 'A': it means several"),
-        ({"question": "q", "choices": {"label": ["A"], "text": ["x", "y"]}, "answer": "A"},
-         "expected a label for each choice"),
+        (picked(["1", "2"], 1), "got 1: it means several"),
+        (picked(["x", "x"], "x"), "got 'x': it means several"),
+        (picked(["B", "A"], "A"), "got 'A': it means several"),
+        (picked({"label": ["A"], "text": ["x", "y"]}, "A"), "expected a label for each choice"),
+        (picked(["Bonn", None, "Rome"], 1), "it means none"),
+        (picked(["Bonn", "Rome", None], "C"), "it means none"),
+        (picked(["Bonn", "Rome"], True), "it means none"),
+        (picked([{"foo": "A", "bar": "x"}, {"foo": "B", "bar": "y"}], "A"), "`label` and `text`"),
+        (picked([{"text": "x"}, 3], "A"), "`label` and `text`"),
+        (picked([{"label": "A", "text": {"x": 1}}], "A"), "text or numbers"),
+        (picked([{"label": "A", "text": "x"}, {"text": "y"}], "A"), "a label for each choice"),
     ],
 )  # fmt: skip
 def test_a_row_whose_answer_is_ambiguous_is_refused_with_its_place(tmp_path, row, message):
@@ -563,8 +484,10 @@ PAIRS = [("chosen", "rejected"), ("chosen_response", "rejected_response"),
          ("preferred", "dispreferred"), ("response_j", "response_k")]  # fmt: skip
 
 
-@pytest.mark.parametrize("names", PAIRS, ids=" ".join)
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(
+    ("layout", "names"),
+    [*((layout, PAIRS[0]) for layout in LAYOUTS), *(("beside", names) for names in PAIRS[1:])],
+)
 def test_neither_text_of_a_pair_is_the_answer_in_any_order_of_columns(tmp_path, layout, names):
     more, right, wrong = LAYOUTS[layout]
     sides = dict(zip(names, (right, wrong), strict=True))
@@ -592,24 +515,13 @@ PREFERENCES = [
     {"prompt": "q", "completion": "\\boxed{2}", "score": 0},
     {"prompt": "q", "completion": "\\boxed{2}", "Label": "0.0"},
     {"messages": answered("\\boxed{2}"), "label": False} | {"prompt": "q"},
-    {
-        "instruction": "q",
-        "completions": [
-            {"response": "\\boxed{2}", "overall_score": 1.0},
-            {"response": "\\boxed{1}", "overall_score": 9.0},
-        ],
-        "correct_answers": ["None"],
-        "incorrect_answers": ["None"],
-        "preference": 1,
-    },
-    {
-        "prompt": "q",
-        "response_0": "\\boxed{1}",
-        "response_1": "\\boxed{2}",
-        "label": 1,
-        "better_response_id": 0,
-    },
-]
+    {"instruction": "q", "preference": 1, "correct_answers": ["None"],
+     "incorrect_answers": ["None"],
+     "completions": [{"response": "\\boxed{2}", "overall_score": 1.0},
+                     {"response": "\\boxed{1}", "overall_score": 9.0}]},
+    {"prompt": "q", "response_0": "\\boxed{1}", "response_1": "\\boxed{2}", "label": 1,
+     "better_response_id": 0},
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("row", PREFERENCES)
@@ -688,64 +600,6 @@ def test_names_that_only_seem_to_stand_twice_are_no_fault(tmp_path, name, text):
     assert load.load(str(tmp_path / name)) == [Task("q", "1")]
 
 
-RIVERS = {"question": "q", "choices": ["Rome", "Bonn", "Paris"]}
-COUNTED = {"question": "q", "choices": ["1", "2", "3"]}
-
-
-@pytest.mark.parametrize(
-    ("row", "right", "wrong"),
-    [
-        (RIVERS | {"answer": "2"}, ["(C)"], ["(B)", "2"]),
-        (RIVERS | {"label": "0"}, ["(A)"], ["(B)"]),
-        (RIVERS | {"answer": " 1 "}, ["(B)"], ["(A)"]),
-        (COUNTED | {"answer": "2"}, ["(B)", "2"], ["(C)", "3"]),
-        (COUNTED | {"answer": "3"}, ["(C)", "3"], ["(B)"]),
-        ({"question": "q", "choices": ["Bonn", "Rome", None, None], "answer": 1}, ["(B)"], ["(A)"]),
-        ({"question": "q", "choices": ["Bonn", None, "Rome"], "answer": 2}, ["(C)"], ["(A)"]),
-        ({"question": "q", "options": {"A": "Bonn", "B": "Rome", "C": None}, "answer": "B"},
-         ["(B)"], ["(A)"]),
-        ({"question": "q", "choices": ["Bonn", "None"], "answer": 1}, ["(B)"], ["(A)"]),
-        ({"question": "q", "choices": [{"label": "A", "text": "Bonn"}, {"label": "B",
-          "text": "Rome"}], "answer": "B"}, ["(B)"], ["(A)"]),
-        ({"question": "q", "choices": [{"id": "A", "text": "Bonn"}, {"id": "B",
-          "content": "Rome"}], "answer": "Rome"}, ["(B)", "Rome"], ["(A)", "Bonn"]),
-        ({"question": "q", "options": [{"text": "Bonn"}, {"text": "Rome"}], "answer": 1},
-         ["(B)"], ["(A)"]),
-        ({"question": "q", "options": [{"A": "Bonn"}, {"B": "Rome"}], "correct": "B"},
-         ["(B)"], ["(A)"]),
-        ({"question": "q", "options": "A. Bonn\nB. Rome", "correct_answer": "B"}, ["(B)"], ["(A)"]),
-        ({"question": "q", "options": ["Bonn", "Rome"], "correct_option": 1}, ["(B)"], ["(A)"]),
-        ({"question": "q", "answers": {"text": ["2", "two"]}}, ["2", "two"], ["3"]),
-        ({"question": "q", "Reference Answer": "5"}, ["5"], ["6"]),
-        ({"question": "q", "referenceAnswer": 5}, ["5"], ["6"]),
-        ({"question": "q", "ground-truth": ["5"]}, ["5"], ["6"]),
-    ],
-)  # fmt: skip
-def test_choices_and_answers_of_further_spellings(tmp_path, row, right, wrong):
-    expected = dict.fromkeys(right, 1.0) | dict.fromkeys(wrong, 0.0)
-    assert paid_each(tmp_path, row, expected) == expected
-    [task] = load.load(write(tmp_path / "a.jsonl", [row]))
-    assert "{" not in task.question and task.question.count("None") == str(row).count("'None'")
-
-
-@pytest.mark.parametrize(
-    ("choices", "answer", "message"),
-    [
-        (["Bonn", None, "Rome"], 1, "it means none"),
-        (["Bonn", "Rome", None], "C", "it means none"),
-        ([{"foo": "A", "bar": "x"}, {"foo": "B", "bar": "y"}], "A", "`label` and `text`"),
-        ([{"text": "x"}, 3], "A", "`label` and `text`"),
-        (["Bonn", "Rome"], True, "it means none"),
-        ([{"label": "A", "text": {"x": 1}}], "A", "text or numbers"),
-        ([{"label": "A", "text": "x"}, {"text": "y"}], "A", "a label for each choice"),
-    ],
-)
-def test_choices_of_another_form_are_refused(tmp_path, choices, answer, message):
-    row = {"question": "q", "choices": choices, "answer": answer}
-    with pytest.raises(BadInput, match=message):
-        load.load(write(tmp_path / "a.jsonl", [row]))
-
-
 @pytest.mark.parametrize(
     ("context", "shown"),
     [
@@ -781,14 +635,7 @@ def test_check_says_how_many_rows_have_a_system_message(tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    ("right", "wrong"),
-    [
-        ("a", "bcd"),
-        ("B", "ACD"),
-        ("2", "134"),
-        ("moss", ["fern", "a", "b"]),
-        ("D", ["x", "y", "z"]),
-    ],
+    ("right", "wrong"), [("B", "ACD"), ("2", "134"), ("moss", ["fern", "a", "b"]), ("D", "xyz")]
 )
 def test_the_right_one_of_texts_in_columns_is_known_whatever_the_texts_are(right, wrong):
     columns = {f"distractor{i}": text for i, text in enumerate(wrong, 1)}
@@ -900,6 +747,7 @@ LATIN, WIDE = "question,answer\ncaf\u00e9,1\n", "question,answer\nq,1\n"
 @pytest.mark.parametrize(
     "name, content",
     [
+        ("a.jsonl", b"\xff\xfe\x00"),
         ("a.csv", LATIN.encode("latin-1")),
         ("a.csv", LATIN.encode("cp1252")),
         ("a.csv", WIDE.encode("utf-16")),
@@ -935,9 +783,7 @@ def test_weights_are_as_many_as_sources_wherever_they_are_given(tmp_path, capsys
     assert run_check("--data", *sources, "--env.weights", *["1"] * count) == 0
 
 
-@pytest.mark.parametrize(
-    "data, told", [(rows(1), True), (rows(1) * 3, True), (rows(2), False), (rows(9), False)]
-)
+@pytest.mark.parametrize("data, told", [(rows(1) * 3, True), (rows(2), False)])
 def test_a_single_task_to_train_on_is_remarked(tmp_path, capsys, data, told):
     source = write(tmp_path / "a.jsonl", data)
     load.chooser(Settings(data=(source,), holdout=0.0), "train")

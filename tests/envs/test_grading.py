@@ -9,6 +9,7 @@ import sys
 import textwrap
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
@@ -16,7 +17,8 @@ from marft_jax.envs.base import Grade
 from marft_jax.envs.grading import GradingPool, extract
 from marft_jax.envs.grading.compare import quick
 from marft_jax.envs.grading.normalize import split
-from marft_jax.envs.maths import Settings
+
+TABLE = Path(__file__).with_name("graded_answers.txt")
 
 
 @pytest.fixture(scope="module")
@@ -143,29 +145,33 @@ def test_units_are_recognised_with_their_power():
     assert split("45abc") == ("45abc", ""), "a product"
 
 
+KINDS = {"equal": "right", "unequal": "wrong", "right": "right", "wrong": "wrong"}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_answers_are_graded_as_the_table_says(pool, kind):
+    lines = TABLE.read_text(encoding="utf-8").splitlines()
+    rows = [line.split(" | ", 2) for line in lines if line and not line.startswith("#")]
+    texts = [(ref, text if kind in ("right", "wrong") else f"so it is \\boxed{{{text}}}.")
+             for found, ref, text in rows if found == kind]  # fmt: skip
+    with ThreadPoolExecutor(4) as threads:
+        grades = list(threads.map(lambda row: pool.grade(row[1], row[0]), texts))
+    mistakes = [(*row, grade) for row, grade in zip(texts, grades, strict=True)
+                if grade.verdict != KINDS[kind] and (kind != "wrong" or grade.score)]  # fmt: skip
+    assert mistakes == [] and len(texts) > 100
+
+
 @pytest.mark.parametrize(
-    "reference, answer, score",
+    "reference, text",
     [
-        ("x+1", "1+x", 1),
-        ("x+1", "x-1", 0),
-        ("(1,2)", "[1,2]", 0),
-        ("(1,2)", "\\{1,2\\}", 0),
-        ("(1,2)", "(2,1)", 0),
-        ("(1,2)", "(1, \\frac{4}{2})", 1),
-        ("1,2", "2, 1", 1),
-        ("1,2", "1,2,3", 0),
-        ("\\frac{\\sqrt{3}}{2}", "\\sqrt{3}/2", 1),
-        ("\\begin{pmatrix}1\\\\2\\end{pmatrix}", "\\begin{bmatrix}1\\\\ 2\\end{bmatrix}", 1),
-        ("\\begin{pmatrix}1\\\\2\\end{pmatrix}", "\\begin{pmatrix}1\\\\3\\end{pmatrix}", 0),
-        ("(-\\infty, 2) \\cup (3, \\infty)", "(-\\infty,2)\\cup(3,\\infty)", 1),
-        ("(-\\infty, 2) \\cup (3, \\infty)", "(-\\infty,2]\\cup(3,\\infty)", 0),
-        ("\\frac{1}{2004!}", "\\frac{1}{2005!}", 0),
-        ("2", "x = 2", 1),
-        ("6", "6 \\text{ or } 7", 0),
+        ("\frac{1}{2}", "\\boxed{\\frac{1}{2}}"),  # as JSON reads a single backslash
+        ("2\text{ cm}", "\\boxed{2\\text{ cm}}"),
+        ("\beta+1", "\\boxed{\\beta+1}"),
+        ("7", "<answer>\n7\n</answer>\nI checked 12 cases"),
     ],
 )
-def test_answers_that_take_algebra(pool, reference, answer, score):
-    assert pool.grade(f"so \\boxed{{{answer}}}", reference).score == score
+def test_answers_of_several_lines_and_with_control_characters_are_right(pool, reference, text):
+    assert pool.grade(text, reference).score == 1
 
 
 def test_grades_carry_the_verdict_and_the_answer(pool):
@@ -314,153 +320,31 @@ def wrong(answer):
     return f"1+({answer})"
 
 
-def check_all(pool, answers, forms, pick=0):
-    """Every answer is right in every form, a wrong one in none (or in one form of many)."""
+MONEY = ("so she has \\boxed{\\$%s}", "so she has %s dollars.", "so she has $%s.", "It is %s.")
+GSM8K = "gsm8k/test.jsonl", "answer", FORMS + MONEY
+MATH = "math/test.jsonl", "final_answer", FORMS
+
+
+@pytest.mark.parametrize(
+    "file, field, forms, count",
+    [
+        (*GSM8K, 60),
+        (*MATH, 120),
+        pytest.param(*GSM8K, None, marks=pytest.mark.release),
+        pytest.param(*MATH, None, marks=pytest.mark.release),
+    ],
+)
+def test_reference_answers_equal_themselves_and_no_other(
+    pool, shared_data, file, field, forms, count
+):
+    """Of MATH those that are no whole numbers."""
+    answers = sorted(set(references(shared_data, file, field)))
+    answers = [answer for answer in answers if field == "answer" or not answer.isdigit()]
+    answers = random.Random(0).sample(answers, count or len(answers))
     texts = [(form % answer, answer, 1.0) for answer in answers for form in forms]
     texts += [(forms[0] % wrong(answer), answer, 0.0) for answer in answers]
     with ThreadPoolExecutor(4) as threads:
         grades = list(threads.map(lambda item: pool.grade(item[0], item[1]), texts))
-    return [
-        (text, answer, grade)
-        for (text, answer, score), grade in zip(texts, grades, strict=True)
-        if grade.score != score
-    ]
-
-
-MONEY = ("so she has \\boxed{\\$%s}", "so she has %s dollars.", "so she has $%s.", "It is %s.")
-
-
-@pytest.mark.release
-def test_every_gsm8k_answer_equals_itself_and_no_other(pool, shared_data):
-    answers = references(shared_data, "gsm8k/test.jsonl", "answer")
-    assert len(answers) == 1319
-    assert check_all(pool, answers, FORMS + MONEY) == []
-
-
-def test_a_slice_of_gsm8k_answers_equal_themselves_and_no_other(pool, shared_data):
-    answers = references(shared_data, "gsm8k/test.jsonl", "answer")
-    assert check_all(pool, random.Random(0).sample(answers, 60), FORMS + MONEY) == []
-
-
-def test_a_slice_of_math_answers_equal_themselves_and_no_other(pool, shared_data):
-    answers = references(shared_data, "math/test.jsonl", "final_answer")
-    hard = [answer for answer in answers if not answer.isdigit()]
-    assert check_all(pool, random.Random(0).sample(hard, 120), FORMS) == []
-
-
-@pytest.mark.release
-def test_every_hard_math_answer_equals_itself_and_no_other(pool, shared_data):
-    """Whole numbers are tested with the answers of GSM8K."""
-    answers = references(shared_data, "math/test.jsonl", "final_answer")
-    assert len(answers) == 5000
-    hard = {answer for answer in answers if not answer.isdigit()}
-    assert check_all(pool, sorted(hard), FORMS) == []
-
-
-MARKED = """
-30 | The answer is 30, that is 6 more than 24.
-30 | The answer is $30$, that is $6$ more than $24$.
-30 | The answer is $30, that is $6 more than $24.
-30 | The answer is **30**, that is 6 more than 24.
-30 | **Answer:** 30 (24 plus 6)
-30 | Answer: \\(30\\), since \\(24+6=30\\), not 31
-30 | The answer to the question is 30, 6 more than 24.
-30 | The final answer is therefore 30 apples, because 24 + 6 = 30 and 7 is odd: 7.
-30 | My answer: 30. Confidence: 90%
-9 | Answer: 9 (since 9 * 4 = 36).
-60 | Answer: about 60 (59.7)
-18 | The answer is x = 18, for y = 4.
-18 | The answer is 3 × 6 = 18 (not 24).
-18 | The answer is $3 \\times 6$ = $18$, not 24
-8 | The answer is 6 + 2 = 8
-8 | The answer is 6 + 2, which is 8
-8 | The answer is 5 more than 3, which is 8.
-40 | The answer is 20% of 200, which is 40.
-1234 | The answer is 1,234, i.e. about 1200.
-28 | The answer is 28%, i.e. 7 of 25.
-3000000 | The answer is 3 million, 2 more than 1 million.
-63/5 | The answer is 12 3/5, i.e. 63 of 5
--7 | The answer is −7, as 3 - 10 = -7, see line 2.
-4 | The answer is 4. Check: 4 * 2 = 8
-72 | 答案是 72，因为 8*9=72，不是 70。
-72 | The answer is 72 — 8 times 9.
-771400 | The answer is 771,\\!400, since 12 - 5 = 7.
-9/7 | The answer is \\frac 97, since 12 - 5 = 7.
--3/8 | The answer is - \\dfrac 3 8, since 12 - 5 = 7.
-9/20 | The answer is \\frac 9{20}, since 12 - 5 = 7.
-139 | The answer is \\$ 139, since 12 - 5 = 7.
-14 | The answer is the product of 2 and 7, which is 14.
-4 | I thought the answer is 3. But the answer is 4.
-18 | 16 - 3 - 4 = 9 eggs at $2 make $18 a day.
-11/3 | She needs 3⅔ cups.
-7/2 | It is 3 ½.
-5/6 | the probability is ⅚.
-21/4 | So he needs 5 and 1/4 cups.
-7 | between 5 and 7
-6 | They have 84 towels, which means there are 84/14 =6 loads of laundry
-3400 | So each year the number of people added is 17 000/5 = 3 400.
-3/56 | so \\[p(8) = \\frac{q(8) + 8}{8^2 - 1} = \\frac{3}{56}.\\]
--128 | Our answer is therefore $16\\cdot (-8) = -128$.
-3\\pi | The answer is $3\\pi$, that is about $9.42$.
-x+1 | The answer is x+1, since 3 = 2 + 1.
-1, 2, \\ldots, n | The answer is 1, 2, ..., n.
-B | The answer is (b).
-B | Answer: b
-B | So the option (b) fits, not (c)... so (b)
-"""
-UNMARKED = """
-24 | The answer is 30, that is 6 more than 24.
-36 | Answer: 9 (since 9 * 4 = 36).
-24 | The answer is $30$, that is $6$ more than $24$.
-8 | The answer is 4. Check: 4 * 2 = 8
-6 | The answer is 6 + 2 = 8
-3 | I thought the answer is 3. But the answer is 4.
-3 | The answer is 3 or 4.
-4 | The answer is 3 or 4.
-3 | The answer is 3\\pi.
-32/3 | That makes 3⅔.
-3 | That makes 3⅔.
-1/4 | It takes 5 and 1/4 hours
-7 | it is ∛7
-A | The answer is a cat.
-"""
-
-
-@pytest.mark.parametrize("score, table", [(1, MARKED), (0, UNMARKED)])
-def test_the_marked_answer_counts_and_not_what_explains_it(pool, score, table):
-    rows = [line.split(" | ") for line in table.strip().splitlines()]
-    grades = [(text, pool.grade(text, reference)) for reference, text in rows]
-    assert [grade for grade in grades if grade[1].score != score] == []
-
-
-@pytest.mark.parametrize(
-    "text, reference, score",
-    [
-        ("It has \\boxed{1,000.99m²}.", "1000.99", 1),
-        ("1,000.99 m²", "1000.99 \\text{ m}^2", 1),
-        ("\\boxed{12cm³}", "12", 1),
-        ("\\boxed{12cm²}", "12\\text{ cm}^3", 0),
-        ("\\boxed{3}. No: the units. Final answer is 5.", "5", 1),
-        ("\\boxed{3}. No: the units. Final answer is 5.", "3", 0),
-        ("\\boxed{3}. Final answer: $\\frac12$.", "0.5", 1),
-        ("Final answer: \\boxed{3}. I checked it 5 times.", "3", 1),
-        ("\\boxed{A}. No. Final answer: (B).", "B", 1),
-        ("\\boxed{7}. That is my final answer.", "7", 1),
-        ("\\boxed{3=7}", "7", 0),
-        ("\\boxed{2+5=7}", "7", 1),
-        ("\\boxed{x=7}", "7", 1),
-        ("\\boxed{1/3=0.333}", "0.333", 1),
-    ],
-)
-def test_gaps_that_once_were(pool, text, reference, score):
-    assert pool.grade(text, reference).score == score
-
-
-@pytest.mark.parametrize("how, score", [("boxed", 0), ("number", 1), ("hashes", 0), ("auto", 1)])
-def test_the_way_of_answering_is_a_setting(how, score):
-    settings = Settings(extract=how, workers=1)
-    pool = GradingPool(1, 5.0, settings.extract)
-    try:
-        assert pool.grade("so it is 7.", "7").score == score
-    finally:
-        pool.close()
+    mistakes = [(text, answer, grade) for (text, answer, score), grade
+                in zip(texts, grades, strict=True) if grade.score != score]  # fmt: skip
+    assert mistakes == []

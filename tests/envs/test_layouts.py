@@ -6,6 +6,7 @@ texts of a row that give the answer away.
 """
 
 import json
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -19,9 +20,9 @@ from marft_jax.errors import BadInput
 
 class Layout(NamedTuple):
     row: Any
-    right: tuple[str, ...]
-    wrong: tuple[str, ...]
-    shown: tuple[str, ...] = ()
+    right: Sequence[str]
+    wrong: Sequence[str]
+    shown: Sequence[str] = ()
 
 
 def user(text, system=None):
@@ -247,6 +248,65 @@ TASKS = {
     "reference answers": Layout(ASK | {"reference_answer": "408", "source": "s"}, *N),
     "answers of a grader": Layout(ASK | {"gt_answer": "408", "model_answer": "SECRET"}, *N),
 }  # fmt: skip
+TABLE = {"Question": "Largest?", "A": "3", "B": "8", "C": "5", "D": "1"}
+CARRIED = {"question": "q", "options": ["(A) 4", "(B) 6"]}
+CITIES = {"question": "Capital?", "options": ["Oslo", "Bern"]}
+NUMBERED = {"question": "q", "choices": {"label": ["1", "2"], "text": ["Oslo", "Bern"]}}
+NAMES = ["Lewis Carroll", "Charles Dodgson"]
+RIVERS = {"question": "q", "choices": ["Rome", "Bonn", "Paris"]}
+COUNTED = {"question": "q", "choices": ["1", "2", "3"]}
+ROWS = [  # a row, what it pays and what not
+    (TABLE | {"Answer": "B"}, ["(B)"], ["(C)", "8"]),
+    (TABLE | {"Answer": 2}, ["(C)"], ["(B)", "2"]),
+    (TABLE | {"Answer": "8"}, ["(B)", "The answer is 8."], ["(A)", "3", "(A). It is 8"]),
+    (CARRIED | {"answer": "6"},
+     ["(B)", "The answer is 6.", "I get 6", "A total of 6", "**B**", "\\boxed{B}"],
+     ["(A)", "4", "(A), as it is not 6", "The answer is A. Not 6", "A\nand 6"]),
+    (CARRIED | {"answer": "(B) 6"}, ["(B)", "The answer is 6."], ["(A)", "4"]),
+    (CARRIED | {"answer": "B"}, ["(B)"], ["(A)"]),
+    (CARRIED | {"answer": 1}, ["(B)"], ["(A)"]),
+    (CARRIED | {"answer": 6}, ["(B)", "6"], ["(A)"]),
+    (CITIES | {"answer": "Bern"}, ["(B)", "The answer is Bern."], ["(A)", "Oslo"]),
+    (CITIES | {"answer": 1}, ["(B)"], ["(A)", "1"]),
+    (CITIES | {"answer": 1.0}, ["(B)"], ["(A)", "1"]),
+    (CITIES | {"answer": "1"}, ["(B)"], ["(A)", "1"]),
+    (CITIES | {"gold": "0"}, ["(A)"], ["(B)", "0"]),
+    (CITIES | {"label": [1.0]}, ["(B)"], ["(A)"]),
+    (NUMBERED | {"answerKey": "1"}, ["(1)", "1"], ["(2)", "(A)"]),
+    (NUMBERED | {"answer": 2}, ["(2)"], ["(1)", "(B)"]),
+    (NUMBERED | {"answer": "Bern"}, ["(2)", "Bern"], ["(1)", "Oslo"]),
+    ({"question": "q", "answer": NAMES}, NAMES, ["Lewis", "Alice"]),
+    ({"question": "q", "answer": {"value": NAMES[0], "aliases": NAMES}}, NAMES, ["Alice"]),
+    ({"question": "q", "answer": ["3", "three"]}, ["3", "three"], ["4"]),
+    ({"question": "q", "final_answer": ["2", "5"]}, ["\\boxed{2, 5}"], ["\\boxed{2}"]),
+    ({"question": "q", "answer": ["2", "5"]}, ["\\boxed{2, 5}"], ["\\boxed{2}"]),
+    ({"question": "q", "answer": ["2 cm", "5 cm"]}, [], ["\\boxed{2}"]),
+    (RIVERS | {"answer": "2"}, ["(C)"], ["(B)", "2"]),
+    (RIVERS | {"label": "0"}, ["(A)"], ["(B)"]),
+    (RIVERS | {"answer": " 1 "}, ["(B)"], ["(A)"]),
+    (COUNTED | {"answer": "2"}, ["(B)", "2"], ["(C)", "3"]),
+    (COUNTED | {"answer": "3"}, ["(C)", "3"], ["(B)"]),
+    ({"question": "q", "choices": ["Bonn", "Rome", None, None], "answer": 1}, ["(B)"], ["(A)"]),
+    ({"question": "q", "choices": ["Bonn", None, "Rome"], "answer": 2}, ["(C)"], ["(A)"]),
+    ({"question": "q", "options": {"A": "Bonn", "B": "Rome", "C": None}, "answer": "B"},
+     ["(B)"], ["(A)"]),
+    ({"question": "q", "choices": ["Bonn", "None"], "answer": 1}, ["(B)"], ["(A)"], ["None"]),
+    ({"question": "q", "choices": [{"label": "A", "text": "Bonn"}, {"label": "B",
+      "text": "Rome"}], "answer": "B"}, ["(B)"], ["(A)"]),
+    ({"question": "q", "choices": [{"id": "A", "text": "Bonn"}, {"id": "B",
+      "content": "Rome"}], "answer": "Rome"}, ["(B)", "Rome"], ["(A)", "Bonn"]),
+    ({"question": "q", "options": [{"text": "Bonn"}, {"text": "Rome"}], "answer": 1},
+     ["(B)"], ["(A)"]),
+    ({"question": "q", "options": [{"A": "Bonn"}, {"B": "Rome"}], "correct": "B"},
+     ["(B)"], ["(A)"]),
+    ({"question": "q", "options": "A. Bonn\nB. Rome", "correct_answer": "B"}, ["(B)"], ["(A)"]),
+    ({"question": "q", "options": ["Bonn", "Rome"], "correct_option": 1}, ["(B)"], ["(A)"]),
+    ({"question": "q", "answers": {"text": ["2", "two"]}}, ["2", "two"], ["3"]),
+    ({"question": "q", "Reference Answer": "5"}, ["5"], ["6"]),
+    ({"question": "q", "referenceAnswer": 5}, ["5"], ["6"]),
+    ({"question": "q", "ground-truth": ["5"]}, ["5"], ["6"]),
+]  # fmt: skip
+TASKS |= {str(n): Layout(*row) for n, row in enumerate(ROWS, 1)}
 LEFT_OUT = "they need images"
 REFUSED = {
     "Orca-Math": (ASK | {"answer": "She packs twelve boxes and each box has thirty-four nuts so "
@@ -331,6 +391,7 @@ def test_a_published_layout_becomes_a_task_that_pays_what_is_right(play, name):
     _, right, wrong, shown = TASKS[name]
     task, pays = play(name)
     assert "SECRET" not in task and [text for text in shown if text not in task] == []
+    assert "{" not in task and ("None" not in task or "None" in shown)
     assert shown is not N[2] or "408" not in task
     assert {text: pays(text) for text in right} == dict.fromkeys(right, 1.0)
     assert {text: pays(text) for text in wrong} == dict.fromkeys(wrong, 0.0)
