@@ -41,16 +41,16 @@ def source(settings: Settings, split: base.Split) -> base.EnvSource:
     if split == "train":
         train_task(0, terms, holdout)  # fails now rather than in the first episode
 
-        def of(terms: int) -> base.EnvSource:
-            return base.EnvSource(
-                lambda: Addition(lambda seed: train_task(seed, terms, holdout), horizon)
-            )
+        def create(terms: int) -> Callable[[], base.Env]:
+            return lambda: Addition(lambda seed: train_task(seed, terms, holdout), horizon)
 
-        return of(terms)._replace(easier=[of(fewer).create for fewer in range(2, terms)])
+        return base.EnvSource(create(terms), easier=[*map(create, range(2, terms))])
     tasks = eval_tasks(terms, holdout)
     if not tasks:
         raise BadInput(f"--env.holdout: expected tasks to evaluate on, got {holdout}; raise it")
-    return base.question_source(lambda seed: tasks[seed % len(tasks)], grade, horizon, len(tasks))
+    return base.EnvSource(
+        lambda: Addition(lambda seed: tasks[seed % len(tasks)], horizon), len(tasks)
+    )
 
 
 class Addition(base.QuestionEnv):

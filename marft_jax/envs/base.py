@@ -16,7 +16,8 @@ import hashlib
 import importlib
 import inspect
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from inspect import Parameter
 from typing import Any, Literal, NamedTuple, Protocol, cast
 
@@ -217,17 +218,6 @@ class QuestionEnv:
         return StepResult(self._state, reward, done, info, feedback=feedback)
 
 
-def question_source(
-    pick: Callable[[int], Task],
-    grade: Callable[[str, Any], Grade],
-    horizon: int,
-    size: int | None = None,
-    close: Callable[[], None] = lambda: None,
-) -> EnvSource:
-    """Makes a source of ``QuestionEnv``; for the arguments see there and ``EnvSource``."""
-    return EnvSource(lambda: QuestionEnv(pick, grade, horizon), size, close)
-
-
 def next_state(state: str, turns: Sequence[Turn], judge: str | None = INCORRECT) -> str:
     """Appends every agent's action, without its thinking, and the judge's answer to the state text.
 
@@ -275,8 +265,8 @@ def settings_type(name: str) -> type[EnvSettings]:
     """
     if name in BUILT_IN:
         return importlib.import_module(BUILT_IN[name]).Settings
-    found = load_plugin(name, "--env.name", BUILT_IN, "Class")
-    return settings_of(found, f"--env.name {name}", EnvSettings, Own)
+    users_class = load_plugin(name, "--env.name", BUILT_IN, "Class")
+    return settings_of(users_class, f"--env.name {name}", EnvSettings, Own)
 
 
 def make(settings: EnvSettings, split: Split) -> EnvSource:
@@ -294,28 +284,20 @@ def make(settings: EnvSettings, split: Split) -> EnvSource:
     name = settings.name
     if name in BUILT_IN:
         return importlib.import_module(BUILT_IN[name]).source(settings, split)
-    found = load_plugin(name, "--env.name", BUILT_IN, "Class")
-    if inspect.isfunction(found) and len(inspect.signature(found).parameters) == 2:
-        return load_extra("program.source")(found, split)  # play(task, client)
-    own = {} if type(settings) is Own else {"settings": settings}
-    options = getattr(settings, "options", ())
-    return from_class(_bind(name, found, options, own), split, name)
+    factory = load_plugin(name, "--env.name", BUILT_IN, "Class")
+    if inspect.isfunction(factory) and len(inspect.signature(factory).parameters) == 2:
+        return load_extra("program.source")(factory, split)  # play(task, client)
+    return from_class(_bind(factory, settings), split, name)
 
 
-@contextlib.contextmanager
-def open_source(settings: EnvSettings, split: Split) -> Iterator[EnvSource]:
+def open_source(settings: EnvSettings, split: Split) -> AbstractContextManager[EnvSource]:
     """Opens the environment that the settings name, see ``make``, and closes it in the end."""
-    source = make(settings, split)
-    try:
-        yield source
-    finally:
-        source.close()
+    return contextlib.closing(make(settings, split))
 
 
-def _bind(
-    name: str, factory: Callable[..., Env], options: Sequence[str], own: Mapping[str, Any]
-) -> Callable[..., Env]:
-    """Binds a user's class to its options and further arguments; raises ``BadInput``."""
+def _bind(factory: Callable[..., Env], settings: EnvSettings) -> Callable[..., Env]:
+    """Binds a user's class to its options and its settings; raises ``BadInput``."""
+    name = settings.name
     missing = [method for method in ("reset", "step") if not hasattr(factory, method)]
     if not callable(factory) or inspect.isclass(factory) and missing:
         raise BadInput(
@@ -324,14 +306,16 @@ def _bind(
         )
     if inspect.isclass(factory):
         for method, parameter in (("reset", "seed"), ("step", "turns")):
-            found = inspect.getattr_static(factory, method)
-            if found is None or inspect.isfunction(found):
-                check_takes(found, f"--env.name {name}: {method}", "self", parameter)
+            static = inspect.getattr_static(factory, method)
+            if static is None or inspect.isfunction(static):
+                check_takes(static, f"--env.name {name}: {method}", "self", parameter)
     parameters = inspect.signature(factory).parameters
-    given = _options(name, parameters, options) | dict(own)
-    told = {"split": "train"} if "split" in parameters else {}
+    given = _options(name, parameters, getattr(settings, "options", ()))
+    if type(settings) is not Own:
+        given["settings"] = settings
+    split = {"split": "train"} if "split" in parameters else {}
     try:
-        inspect.signature(factory).bind(**given, **told)
+        inspect.signature(factory).bind(**given, **split)
     except TypeError as error:
         raise BadInput(
             f"--env.name {name}: {error}; give its parameters defaults, or values in --env.options"
@@ -348,24 +332,23 @@ def _options(
     An option has the type of its default. Other values are JSON, or else texts.
     """
     takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
-    own = {key: parameter.default for key, parameter in parameters.items() if key not in _GIVEN}
-    found: dict[str, Any] = {}
+    defaults = {key: p.default for key, p in parameters.items() if key not in _GIVEN}
+    values: dict[str, Any] = {}
     for option in options:
         key, value = read_option(option)
-        if key in _GIVEN or key not in own and not takes_any:
-            takes = ", ".join(own) or "no options"
+        if key in _GIVEN or key not in defaults and not takes_any:
+            takes = ", ".join(defaults) or "no options"
             raise BadInput(f"--env.options: {name} takes {takes}, got {option!r:.60}")
-        if isinstance(default := own.get(key), (str, bool, int, float)):
+        if isinstance(default := defaults.get(key), (str, bool, int, float)):
             try:
                 value = TypeAdapter(type(default)).validate_strings(option.partition("=")[2])
             except ValidationError:
-                kind = type(default).__name__
+                kind = f"{json.dumps(default)} or another {type(default).__name__}"
                 raise BadInput(
-                    f"--env.options: {name} takes {key}={json.dumps(default)} or another {kind}, "
-                    f"got {option!r:.60}"
+                    f"--env.options: {name} takes {key}={kind}, got {option!r:.60}"
                 ) from None
-        found[key] = value
-    return found
+        values[key] = value
+    return values
 
 
 def read_option(text: str) -> tuple[str, Any]:
@@ -374,8 +357,8 @@ def read_option(text: str) -> tuple[str, Any]:
     >>> read_option("size=3"), read_option("words=a=b")
     (('size', 3), ('words', 'a=b'))
     """
-    name, found, value = text.partition("=")
-    if not found:
+    name, equals, value = text.partition("=")
+    if not equals:
         raise BadInput(f"--env.options: expected name=value, got {text!r:.60}")
     try:
         return name.strip(), json.loads(value)
@@ -385,51 +368,38 @@ def read_option(text: str) -> tuple[str, Any]:
 
 def from_class(factory: Callable[..., Env], split: Split, name: str = "") -> EnvSource:
     """Makes the source for a user's class, see ``make``."""
-    parameters, create = (
-        inspect.signature(factory).parameters,
-        functools.partial(_made, name, factory),
-    )
+    parameters = inspect.signature(factory).parameters
     if "split" in parameters:
-        return EnvSource(lambda: create(split=split))
-    if split == "eval":
-        return EnvSource(lambda: cast(Env, _OtherSeeds(create())))
+        return EnvSource(functools.partial(_made, name, factory, 0, split=split))
+    create = functools.partial(_made, name, factory, first_seed(split))
     levels = getattr(getattr(factory, "func", factory), "levels", 1) if "level" in parameters else 1
     makers = [functools.partial(create, level=level) for level in range(levels)]
     return EnvSource(create, easier=makers[:-1])
 
 
-def _made(name: str, factory: Callable[..., Env], **given: Any) -> Env:
+def _made(name: str, factory: Callable[..., Env], offset: int, **arguments: Any) -> Env:
     """Makes an environment; raises ``BadInput`` for a function that makes something else."""
-    env = factory(**given)
+    env = factory(**arguments)
     if not all(hasattr(env, method) for method in ("reset", "step")):
         raise BadInput(
             f"--env.name {name}: expected an environment with reset(seed) and step(turns), got "
             f"{shown(env)}; an agent program is a function of (task, client)"
         )
     is_async = inspect.getmembers(type(env), inspect.iscoroutinefunction)
-    return cast(Env, _Finished(env)) if is_async else env
+    return cast(Env, _UsersEnv(env, offset)) if is_async or offset else env
 
 
-class _Finished:
-    """User's environment whose ``async`` methods are waited for."""
+class _UsersEnv:
+    """User's environment with the seeds of one side of the split, and with its ``async`` methods
+    waited for."""
 
-    def __init__(self, env: Env) -> None:
-        self._env = env
-
-    def __getattr__(self, name: str) -> Any:
-        found = getattr(self._env, name)
-        is_async = inspect.iscoroutinefunction(found)
-        return (lambda *given: finished(found(*given))) if is_async else found
-
-
-class _OtherSeeds:
-    """User's environment in evaluation, with seeds that training never uses."""
-
-    def __init__(self, env: Env) -> None:
-        self._env = env
+    def __init__(self, env: Env, offset: int) -> None:
+        self._env, self._offset = env, offset
 
     def reset(self, seed: int) -> str:
-        return self._env.reset(seed + EVAL_SEEDS)
+        return finished(self._env.reset(seed + self._offset))
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._env, name)
+        method = getattr(self._env, name)
+        is_async = inspect.iscoroutinefunction(method)
+        return (lambda *arguments: finished(method(*arguments))) if is_async else method

@@ -10,7 +10,7 @@ import importlib.util
 import re
 from typing import Any, Literal
 
-from marft_jax.envs.base import EnvSource, Grade, OneOf, Split, Task, question_source
+from marft_jax.envs.base import EnvSource, Grade, OneOf, QuestionEnv, Split, Task
 from marft_jax.envs.datasets import load
 from marft_jax.envs.datasets.rows import LeftOut
 from marft_jax.envs.grading import GradingPool
@@ -75,7 +75,8 @@ def source(env: Settings, split: Split) -> EnvSource:
                 why = "which gets the whole text and the row"
                 raise BadInput(f"--env.{name}: not read beside --env.reward, {why}; got {value}")
         pick, size = load.chooser(env, split)
-        return question_source(pick, weighted_sum(env.reward), env.horizon, size)
+        pays = weighted_sum(env.reward)
+        return EnvSource(lambda: QuestionEnv(pick, pays, env.horizon), size)
     if importlib.util.find_spec("math_verify") is None:
         raise BadInput("--env.name math needs the package math-verify: pip install -e .")
     pick, size = load.chooser(env, split)
@@ -90,4 +91,4 @@ def source(env: Settings, split: Split) -> EnvSource:
                 return grades[-1]
         return next((grade for grade in grades if grade.answer), grades[-1])
 
-    return question_source(pick, grade, env.horizon, size, pool.close)
+    return EnvSource(lambda: QuestionEnv(pick, grade, env.horizon), size, pool.close)

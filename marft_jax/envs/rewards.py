@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
-import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from marft_jax.background import finished
 from marft_jax.envs.base import Grade
-from marft_jax.errors import BadInput, place
-from marft_jax.plugins import load_function, number_of
+from marft_jax.errors import place
+from marft_jax.plugins import check_takes, load_function, number_of
 
-_WEIGHTED = re.compile(r"(.+:.+?)(?:\s*\*\s*([-+]?[\d.]+(?:e[-+]?\d+)?))?")
+_WEIGHTED = re.compile(r"(.+:.+?)\s*\*\s*([-+]?(?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?)")
 
 
 class RowAnswer(NamedTuple):
@@ -37,27 +35,19 @@ def weighted_sum(names: Sequence[str]) -> Callable[[str, RowAnswer], Grade]:
     functions = [_load(name) for name in names]
 
     def grade(text: str, answer: RowAnswer) -> Grade:
-        return Grade(sum(w * _paid(what, f, text, answer.row) for what, f, w in functions), "")
+        score = 0.0
+        for what, function, weight in functions:
+            paid = finished(function(text, dict(answer.row)))
+            score += weight * number_of(what, paid)
+        return Grade(score, "")
 
     return grade
 
 
 def _load(name: str) -> tuple[str, Callable[..., Any], float]:
     match = _WEIGHTED.fullmatch(name)
-    spelled, weight = match.groups() if match else (name, None)
-    found = load_function(spelled, what := "--env.reward", {})
-    try:
-        scale = float(weight or 1)
-    except ValueError as error:
-        raise BadInput(f"{what}: expected a weight behind *, got {name!r:.80}") from error
-    try:
-        with contextlib.suppress(ValueError):  # Python does not know its signature
-            inspect.signature(found).bind("text", {})
-    except TypeError as error:
-        wrong = f"{error}{place(found)}"
-        raise BadInput(f"{what} {spelled}: expected a function (text, row): {wrong}") from error
-    return f"{what} {spelled}{place(found)}", found, scale
-
-
-def _paid(what: str, function: Callable[..., Any], text: str, row: Mapping[str, Any]) -> float:
-    return number_of(what, finished(function(text, dict(row))))
+    function_name, weight = match.groups() if match else (name, 1)
+    what = f"--env.reward {function_name}"
+    function = load_function(function_name, "--env.reward", {})
+    check_takes(function, what, "text", "row")
+    return f"{what}{place(function)}", function, float(weight)

@@ -7,7 +7,7 @@ import itertools
 from pathlib import Path
 
 from marft_jax import cli
-from marft_jax.envs.base import Grade, Task, question_source
+from marft_jax.envs.base import EnvSource, Grade, QuestionEnv, Task
 from marft_jax.errors import BadInput
 from marft_jax.learning.checking import check_team
 from marft_jax.run.opening import open_team
@@ -56,6 +56,6 @@ class LoadedTeam:
             BadInput, RunFailed: the question is too long.
         """
         task = Task(question, "")
-        source = question_source(lambda _: task, lambda *_: _UNGRADED, horizon=1)
+        source = EnvSource(lambda: QuestionEnv(lambda _: task, lambda *_: _UNGRADED))
         played = play_held_out(self._playing, source, next(self._asked), 1)
         return played.episodes[0]._replace(results=())

@@ -45,26 +45,26 @@ def choices_of(named: Row) -> list[Choice]:
     Raises:
         ValueError: they have another form.
     """
-    found = structured(first(named, CHOICE_FIELDS))
-    if found is None and first(named, ("label", *CHOSEN_FIELDS)) is not None:
-        found = named["answers"] if isinstance(named.get("answers"), list) else None
+    choices = structured(first(named, CHOICE_FIELDS))
+    if choices is None and first(named, ("label", *CHOSEN_FIELDS)) is not None:
+        choices = named["answers"] if isinstance(named.get("answers"), list) else None
     counted = [name for name in named if _COUNTED.fullmatch(name)]
-    if found is None and len(counted) > 1:
+    if choices is None and len(counted) > 1:
         got = f"columns {', '.join(counted)}, which may count from 0 or 1"
         raise ValueError(f"expected a list `choices`, or columns A, B, ..., got {got}")
-    if isinstance(found, str):
-        found = [part.strip(" ,;\n") for part in _LISTED.split(found) if part.strip()]
-        if not all(map(_CARRIED.fullmatch, found)):
-            raise ValueError(f"expected a list of choices, got {shown(', '.join(found))}")
-    if isinstance(found, list) and any(isinstance(item, Mapping) for item in found):
-        pairs = [(None, None) if item is None else _labelled(item) for item in found]
-        found = {"label": [label for label, _ in pairs], "text": [text for _, text in pairs]}
-    elif isinstance(found, Mapping) and "text" not in found:
-        labels = sorted(label for label in found if found[label] is not None)
-        found = {"label": labels, "text": [found[label] for label in labels]}
-    labels, texts = [], found
-    if isinstance(found, Mapping):
-        labels, texts = list(found.get("label") or ()), found["text"]
+    if isinstance(choices, str):
+        choices = [part.strip(" ,;\n") for part in _LISTED.split(choices) if part.strip()]
+        if not all(map(_CARRIED.fullmatch, choices)):
+            raise ValueError(f"expected a list of choices, got {shown(', '.join(choices))}")
+    labels, texts = [], choices
+    if isinstance(choices, list) and any(isinstance(item, Mapping) for item in choices):
+        pairs = [(None, None) if item is None else _labelled(item) for item in choices]
+        labels, texts = map(list, zip(*pairs, strict=True))
+    elif isinstance(choices, Mapping) and "text" in choices:
+        labels, texts = choices.get("label") or (), choices["text"]
+    elif isinstance(choices, Mapping):
+        labels = sorted(label for label in choices if choices[label] is not None)
+        texts = [choices[label] for label in labels]
     return _lined(labels, texts) if isinstance(texts, list) else []
 
 
@@ -79,18 +79,20 @@ def _labelled(item: Any) -> tuple[Any, Any]:
     raise ValueError(f"expected choices with `label` and `text`, got {shown(item)}")
 
 
-def _lined(labels: Sequence[Any], values: Sequence[Any]) -> list[Choice]:
+def _lined(row_labels: Sequence[Any], values: Sequence[Any]) -> list[Choice]:
+    """Makes choices of their labels, as far as the row has them, and of their texts."""
     texts = ["" if is_blank(v) else v.strip() if isinstance(v, str) else as_text(v) for v in values]
+    letters = [chr(65 + i) for i in range(len(texts))]
     carried = [match for text in texts if (match := _CARRIED.fullmatch(text))]
-    own, given = [match[1].upper() for match in carried], [x for x in labels if x is not None]
-    if not given and own and own == [chr(65 + i) for i in range(len([*filter(None, texts)]))]:
+    labels = [as_text(label) for label in row_labels if label is not None]
+    carried_labels = [match[1].upper() for match in carried]
+    if carried and not labels and carried_labels == letters[: len([*filter(None, texts)])]:
         return [Choice(match[1].upper(), match[2], match[0]) for match in carried]
-    if given and len(given) != len(texts):
-        raise ValueError(f"expected a label for each choice, got {shown(labels)}")
-    spelled = map(as_text, given) if given else (chr(65 + i) for i in range(len(texts)))
-    letters = [text.upper() if re.fullmatch("[a-z]", text) else text for text in spelled]
-    pairs = zip(letters, texts, strict=True)
-    return [Choice(label, text, f"({label}) {text}", bool(given)) for label, text in pairs]
+    if labels and len(labels) != len(texts):
+        raise ValueError(f"expected a label for each choice, got {shown(row_labels)}")
+    labels = [label.upper() if re.fullmatch("[a-z]", label) else label for label in labels]
+    pairs = zip(labels or letters, texts, strict=True)
+    return [Choice(label, text, f"({label}) {text}", bool(labels)) for label, text in pairs]
 
 
 def chosen(value: Any, choices: Sequence[Choice]) -> str | OneOf:
@@ -102,39 +104,39 @@ def chosen(value: Any, choices: Sequence[Choice]) -> str | OneOf:
         ValueError: the answer can mean several choices, or is the index or letter of none.
     """
     if isinstance(value, list):
-        found = [chosen(item, choices) for item in value]
-        several = ", ".join(answer if isinstance(answer, str) else answer[0] for answer in found)
-        return found[0] if len(found) == 1 else several
+        answers = [chosen(item, choices) for item in value]
+        texts = [answer if isinstance(answer, str) else answer[0] for answer in answers]
+        return answers[0] if len(answers) == 1 else ", ".join(texts)
     answer = as_text(value)
     carried = _CARRIED.fullmatch(answer)
     label, text = carried.groups() if carried else (answer.strip(" ().:"), answer)
-    there = [choice for choice in choices if choice.text]
-    named = [choice for choice in there if choice.label.casefold() == label.casefold()]
-    told = [c for c in there if c.text.casefold() in (answer.casefold(), text.casefold())]
-    is_text = told and isinstance(value, str) and not told[0].is_labelled
-    is_index = re.fullmatch(r"[0-9]{1,9}", answer) and not named and not is_text
-    counted = choices[int(answer) :][:1] if is_index else ()
-    means = {*named, *told, *(choice for choice in counted if choice.text)}
+    present = [choice for choice in choices if choice.text]
+    by_label = [choice for choice in present if choice.label.casefold() == label.casefold()]
+    by_text = [c for c in present if c.text.casefold() in (answer.casefold(), text.casefold())]
+    is_text = by_text and isinstance(value, str) and not by_text[0].is_labelled
+    is_index = re.fullmatch(r"[0-9]{1,9}", answer) and not by_label and not is_text
+    by_index = [c for c in choices[int(answer) :][:1] if c.text] if is_index else []
+    means = {*by_label, *by_text, *by_index}
     none = isinstance(value, bool) or re.fullmatch(r"-?[0-9]+|\W*[A-Za-z]\W*", answer)
-    if len(means) > 1 or not means and none or len(told) > 1:
-        labels = ", ".join(choice.label for choice in there)
+    if len(means) > 1 or not means and none or len(by_text) > 1:
+        labels = ", ".join(choice.label for choice in present)
         what = "it means several" if means else "it means none"
         raise ValueError(f"expected the label of a choice ({labels}), got {shown(value)}: {what}")
     for choice in means:
         both = dict.fromkeys((choice.label, choice.text))
-        return OneOf(both) if told and len(both) > 1 else choice.label
+        return OneOf(both) if by_text and len(both) > 1 else choice.label
     return answer
 
 
 def wrong_answers(named: Row) -> list[str]:
     """Lists the wrong answers of a row that has them in columns of their own."""
-    found = list[Any]()
+    answers = list[Any]()
     for name in filter(_WRONG.fullmatch, named):
         if isinstance(value := named[name], list) and not is_blank(value):
-            found += value
+            answers += value
         elif not name.endswith("s"):
-            found.append(value)
-    return [as_text(item) for item in found if not is_blank(item)]
+            answers.append(value)
+    return [as_text(answer) for answer in answers if not is_blank(answer)]
 
 
 def mixed(right: str, wrong: Sequence[str], question: str) -> tuple[list[Choice], str | OneOf]:
@@ -153,7 +155,7 @@ def mixed(right: str, wrong: Sequence[str], question: str) -> tuple[list[Choice]
 
 def with_choices(question: str, choices: Sequence[Choice]) -> str:
     """Puts the choices below a question, unless the question shows them."""
-    there = [choice for choice in choices if choice.text]
-    if all(re.search(rf"{c.label}\W{{1,4}}{re.escape(c.text)}", question) for c in there):
+    present = [choice for choice in choices if choice.text]
+    if all(re.search(rf"{c.label}\W{{1,4}}{re.escape(c.text)}", question) for c in present):
         return question
-    return "\n".join([question, *(choice.line for choice in there)])
+    return "\n".join([question, *(choice.line for choice in present)])

@@ -58,19 +58,21 @@ def as_text(value: Any) -> str:
 def names(value: Any) -> str | OneOf:
     """Reads an answer that may have several names: ``{value, aliases}``, ``{text: [...]}``, or a
     list; a list of different numbers is one answer."""
-    read = structured(value)
-    is_list = isinstance(read, list) and all(isinstance(item, str) for item in read)
-    found: Any = read if is_list or isinstance(read, Mapping) else value
+    parsed = structured(value)
+    is_list = isinstance(parsed, list) and all(isinstance(item, str) for item in parsed)
+    answers: Any = parsed if is_list or isinstance(parsed, Mapping) else value
     several = [
-        found[key] for key in ("aliases", "text") if isinstance(found, Mapping) and key in found
+        answers[key]
+        for key in ("aliases", "text")
+        if isinstance(answers, Mapping) and key in answers
     ]
     if is_thing := bool(several) and isinstance(several[0], list):
-        found = [name for name in (found.get("value"), *several[0]) if name is not None]
-    if not isinstance(found, list):
-        return _WITH_UNIT.sub(r"\1", as_text(found))
-    found = [item.get("text") if isinstance(item, Mapping) else item for item in found]
-    texts = list(dict.fromkeys(map(as_text, found)))
+        answers = [name for name in (answers.get("value"), *several[0]) if name is not None]
+    if not isinstance(answers, list):
+        return _WITH_UNIT.sub(r"\1", as_text(answers))
+    answers = [item.get("text") if isinstance(item, Mapping) else item for item in answers]
+    texts = list(dict.fromkeys(map(as_text, answers)))
     numbers = {number(split(text)[0]) for text in texts} - {None}
     if is_thing or len(numbers) < 2 and any(map(WORD.search, texts)):
         return OneOf(texts) if len(texts) > 1 else "".join(texts)
-    return as_text(found)
+    return as_text(answers)

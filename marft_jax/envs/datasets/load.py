@@ -82,10 +82,15 @@ def sift(source: str, env: RowSettings) -> Sifted:
     """Reads all rows of a file or a hub data set that match ``env.filters``. For the source see
     ``rows_of``, which raises ``BadInput``."""
     keeps = [_filter(text) for text in env.filters]
-    found, rows, instructed = Sifted(0, [], [], []), 0, 0
-    for rows, (place, given) in enumerate(rows_of(source), 1):  # noqa: B007
-        row, system = _spelled(given), ""
+    sifted, number, instructed = Sifted(0, [], [], []), 0, 0
+    for number, (place, source_row) in enumerate(rows_of(source), 1):  # noqa: B007
+        row, system = source_row, ""
         if isinstance(row, Mapping):
+            try:
+                row = spelled(row)
+            except ValueError as error:
+                sifted.bad.append(f"{place}: {error}")
+                continue
             if not all(keep(row) for keep in keeps):
                 continue
             system = str(row.get("system") or "").strip()
@@ -93,19 +98,12 @@ def sift(source: str, env: RowSettings) -> Sifted:
         if isinstance(task, Task):
             instructed += bool(system)
             question = f"{system}\n{task.question}" if system else task.question
-            found.tasks.append(Task(question, env.answer_of(task, given)))
+            sifted.tasks.append(Task(question, env.answer_of(task, source_row)))
         elif isinstance(task, LeftOut):
-            found.left_out.append(task.why)
+            sifted.left_out.append(task.why)
         else:
-            found.bad.append(f"{place}: {task}")
-    return found._replace(rows=rows, instructed=instructed)
-
-
-def _spelled(row: Any) -> Any:
-    try:
-        return spelled(row) if isinstance(row, Mapping) else row
-    except ValueError as error:
-        return error
+            sifted.bad.append(f"{place}: {task}")
+    return sifted._replace(rows=number, instructed=instructed)
 
 
 def load(source: str, env: RowSettings | None = None) -> list[Task]:
@@ -228,8 +226,8 @@ def training_order(
 
 def _filter(text: str) -> Callable[[Row], bool]:
     match = _FILTER.fullmatch(text.strip())
-    field, how, values = match.groups() if match else ("", "", "")
-    compare, bound = _COMPARE.get(how), _number(values)
+    field, comparison, values = match.groups() if match else ("", "", "")
+    compare, bound = _COMPARE.get(comparison), _number(values)
     if match is None or compare and math.isnan(bound):
         raise BadInput(
             f"--env.filters: expected field=value|value, field!=value, field<=number or "
@@ -238,7 +236,7 @@ def _filter(text: str) -> Callable[[Row], bool]:
     field = field.strip().lower()
     if compare:
         return lambda row: compare(_number(row.get(field)), bound)
-    return lambda row: (str(row.get(field)) in values.split("|")) == (how == "=")
+    return lambda row: (str(row.get(field)) in values.split("|")) == (comparison == "=")
 
 
 def _number(value: Any) -> float:

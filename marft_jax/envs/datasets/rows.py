@@ -47,22 +47,19 @@ def rows_of(source: str) -> Iterator[tuple[str, Any]]:
     Raises:
         BadInput: the whole file is missing or broken, or the hub cannot be reached.
     """
-    if (given := given_object(source, "--env.data")) is not None:
-        yield from ((f"row {i}", row) for i, row in enumerate(_of_python(given), 1))
+    if (rows := given_object(source, "--env.data")) is not None:
+        yield from ((f"row {i}", row) for i, row in enumerate(_of_python(rows), 1))
         return
     path = Path(source)
-    if (suffix := path.suffix.lower()) in SUFFIXES or path.exists():
-        if suffix not in SUFFIXES or path.exists() and not path.is_file():
-            raise BadInput(f"{source}: expected a file {', '.join(SUFFIXES)}, or a hub id")
-        readers = {".json": _json, ".jsonl": _json, ".parquet": _parquet, ".csv": _csv}
+    readers = {".json": _json, ".jsonl": _json, ".parquet": _parquet, ".csv": _csv}
+    if (read := readers.get(path.suffix.lower())) and (path.is_file() or not path.exists()):
         with readable(source, "file of rows"):
-            yield from readers[suffix](path)
-    elif match := _HUB.fullmatch(source):
+            yield from read(path)
+    elif (match := _HUB.fullmatch(source)) and not path.exists():
         yield from _hub(source, match["name"], match["subset"], match["split"] or "train")
     else:
-        raise BadInput(
-            f"{source}: no such file; expected {', '.join(SUFFIXES)} or owner/name[:split]"
-        )
+        what = "expected" if path.exists() else "no such file; expected"
+        raise BadInput(f"{source}: {what} a file {', '.join(SUFFIXES)}, or owner/name[:split]")
 
 
 def spelled(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -83,35 +80,35 @@ def spelled(row: Mapping[str, Any]) -> dict[str, Any]:
         ValueError: two names that differ in case only have different values, or the content of a
             message is no text.
     """
-    found, lower = dict[str, Any](), {name.strip().lower(): row[name] for name in row}
+    read, lower = dict[str, Any](), {name.strip().lower(): row[name] for name in row}
     columns = {m[1] or m[2].upper(): row[k] for k in row if (m := _COLUMN.fullmatch(k.strip()))}
     labels = itertools.takewhile(lambda label: columns.get(label) not in (None, ""), "ABCDEFGHIJ")
     if len(choices := {label: columns[label] for label in labels}) > 1:
-        found["choices"] = choices
+        read["choices"] = choices
     for name, value in row.items():
         key, inner = name.strip().lower(), structured(value)
         if (other := lower[key]) is not value and other != value:
             raise ValueError(f"expected one column {key!r}, got several; rename {name!r}")
         if key in _CHECKED and isinstance(inner, Mapping):
             known = (inner[each] for each in ("ground_truth", "answer") if each in inner)
-            found.setdefault("ground_truth", next(known, None))
+            read.setdefault("ground_truth", next(known, None))
         if key == "responses_create_params" and isinstance(inner, Mapping):
             key, value = "prompt", inner.get("input")
-            inner, found["system"] = value, inner.get("instructions") or ""
+            inner, read["system"] = value, inner.get("instructions") or ""
         if turns := _chat(inner):
             system = "\n".join(text for role, text in turns if role == "system")
-            found["system"] = found.get("system") or system
+            read["system"] = read.get("system") or system
             turns = [turn for turn in turns if turn[0] != "system"]
             if turns and turns[-1][0] == "assistant":
-                last = turns.pop()[1]
-                found |= {"completion": last} if key in _CHATS else {}
+                completion = turns.pop()[1]
+                read |= {"completion": completion} if key in _CHATS else {}
             several = [f"{role}: {text}" for role, text in turns]
             if turns:
                 value = "\n".join(several) if len(turns) > 1 else turns[0][1]
             elif key in _CHATS:
                 continue
-        found["system" if key == "system_prompt" else key] = value
-    return {key: value for key, value in found.items() if key != "system" or value}
+        read["system" if key == "system_prompt" else key] = value
+    return {key: value for key, value in read.items() if key != "system" or value}
 
 
 def structured(value: Any) -> Any:
@@ -120,8 +117,8 @@ def structured(value: Any) -> Any:
     if isinstance(value, str) and value.lstrip()[:1] in ("[", "{") and len(value) < _LONGEST:
         for read in (foreign.loads, ast.literal_eval):
             with contextlib.suppress(ValueError, SyntaxError, RecursionError, MemoryError):
-                if isinstance(found := read(value.strip()), list | dict):
-                    return found
+                if isinstance(parsed := read(value.strip()), list | dict):
+                    return parsed
     return value
 
 

@@ -19,7 +19,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from marft_jax.envs.base import EnvSource, Grade, Split, Task, question_source
+from marft_jax.envs.base import EnvSource, Grade, QuestionEnv, Split, Task
 from marft_jax.envs.datasets import load
 from marft_jax.envs.datasets.rows import LeftOut
 from marft_jax.errors import BadInput
@@ -87,7 +87,8 @@ def source(env: Settings, split: Split) -> EnvSource:
         ) from reason
     if env.sandbox == "none":
         print(f"marft_jax: --env.sandbox none: generated programs run {danger}", file=sys.stderr)
-    return question_source(pick, Grader(sandbox, env).grade, env.horizon, size, sandbox.close)
+    grade = Grader(sandbox, env).grade
+    return EnvSource(lambda: QuestionEnv(pick, grade, env.horizon), size, sandbox.close)
 
 
 class Grader:

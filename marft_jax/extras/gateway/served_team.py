@@ -10,7 +10,7 @@ from concurrent.futures import Executor
 
 import numpy as np
 
-from marft_jax.envs.base import Grade, Task, question_source
+from marft_jax.envs.base import Grade, QuestionEnv, Task
 from marft_jax.errors import BadInput
 from marft_jax.extras.gateway.answers import Choice
 from marft_jax.extras.gateway.errors import ApiError
@@ -152,9 +152,8 @@ class ServedTeam:
         *before, last = call.messages
         said = [f"{message['role']}: {message['content']}" for message in before]
         task = Task("\n".join([*said, last["content"]]), "")
-        source = question_source(lambda _: task, lambda *_: _UNGRADED, horizon=1)
         share = Share(self._batcher)
-        player = self._plays(share, team, source.create)
+        player = self._plays(share, team, lambda: QuestionEnv(lambda _: task, lambda *_: _UNGRADED))
         samples = [Sample(seed, seed, member) for member in range(call.n)]
         loop = asyncio.get_running_loop()
         try:

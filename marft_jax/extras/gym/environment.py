@@ -71,7 +71,9 @@ def source(env: Settings, split: Split) -> EnvSource:
         workers.close()
         known = "--env.task takes the names of datasets of the package reasoning-gym"
         raise BadInput(f"--env.task {env.task or 'none'}: {error}; {known}") from error
-    return base.question_source(tasks.pick, tasks.grade, env.horizon, close=workers.close)
+    return EnvSource(
+        lambda: base.QuestionEnv(tasks.pick, tasks.grade, env.horizon), close=workers.close
+    )
 
 
 def read(text: str) -> str:
