@@ -30,63 +30,12 @@ How = Literal["auto", "boxed", "hashes", "letter", "number", "phrase"]
 LONGEST = 1000
 """Characters of an answer; a longer one is not an answer."""
 _READ = 20_000  # characters at the end of a text in which the answer is looked for
-
-_BRACE = re.compile(r"\\(?:boxed|fbox)(?![A-Za-z])\s*\{?|\\[\\{}]|[{}]")
-_JOINT = re.compile(
-    r"(?:[\s,;$&]|\\q?quad(?![a-z])|\\[,;: ()\[\]]|\\text\{[^{}]{0,40}\}|\b(?:and|or)\b){1,12}"
-)
+# ``The answer is``, ``**Answer:**``, ``The answer to the question is``, ``答案是``
 _PHRASE = re.compile(
     r"(?:\banswer[*_]*\s*(?:\b(?:to|of|for)\b[^.:\n]{1,60}?\b)?(?:is|are|must be|would be|:|=|：)"
     r"|答案\s*(?:是|为|：|:)|答[：:])[*_\s]*[：:]?",
     re.I,
 )
-_CHOSEN = re.compile(
-    r"\b(?:(?:correct|right|best)\s+(?:option|choice|letter)\s+is|it\s+is|must\s+be|ans|choose|pick|select)\b[*_:\s]*",
-    re.I,
-)
-_TAG = re.compile(r"<(/?)(?:final[_ ]?)?answer\s*>", re.I)
-_SENTENCE = re.compile(r"[^\W\d_]{2,}\s+[^\W\d_]{2,}")
-_UNIT = re.compile(r"\s*(?:\\text\{[^{}]{1,30}\}|[^\s,;:!?。，；！？\u4e00-\u9fff]{1,20})")
-_FINAL = re.compile(r"\bfinal answer\s*(?:is|are|:|=)|最终答案\s*(?:是|为|：|:)", re.I)
-_FORMULA = re.compile(
-    r"\$\$(.{1,600}?)\$\$|\$(.{1,600}?)(?<!\\)\$|\\\((.{1,600}?)\\\)|\\\[(.{1,600}?)\\\]", re.S
-)
-_DIGIT = re.compile(r"[\d¼-¾⅐-⅞]|(?<=⁄)[₀-₉]")
-_LEAD = re.compile(  # words that say nothing, and the name of what is given
-    r"(?:[\s:*_`\"“'$]|\\[(\[$]|"
-    r"(?:about|just|therefore|thus|hence|then|now|indeed|equal to|[a-z]+ly)"
-    r"\b)*(?:[A-Za-z]\w*(?:\([^()]{0,20}\))?\s*=\s*)?[$\s]*",
-    re.I,
-)
-_GROUP = r"\{(?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*+\})*+\}"
-_CALL = r"\((?![^()]*[A-Za-z]{3})(?:[^()\n]|\([^()]*\))*+\)"
-_PIECE = (
-    rf"(?:\\(?:sqrt|[dtc]?frac\s*(?:\w|{_GROUP}))\s*(?=[\w{{])|{_GROUP}|{_CALL}"
-    r"|(?<=\d),(?:\s*\\!\s*)?(?=\d)|(?<=\d) (?=\d{3}(?![\w/]))"
-    r"|(?!\\(?:[\])]|(?:times|cdot|div|pm|end)(?![A-Za-z])))[^\s,;(){}—。，；！？\u4e00-\u9fff])++"
-)
-_FIRST = r"(?=[-+−–$\\(√∛∜⌊⌈]*(?:[\d¼-¾⅐-⅞]|\.\d|\\[a-z]|[a-z]\())"
-_SIGN = r"(?:[-+*/^=×·⋅÷−–:]|\\(?:times|cdot|div|pm)(?![A-Za-z]))\s*"
-_NEXT = rf"{_SIGN}{_FIRST}|(?=\\[a-z])|(?:\band\s+)?(?=\d+[/⁄]\d|\\frac|[¼-¾⅐-⅞])"
-_DIRECT = re.compile(rf"(?:[-−]\s)?{_FIRST}{_PIECE}(?:\s*(?:\$\s*)?(?:{_NEXT}){_PIECE})*+")
-_LISTED = re.compile(
-    r"(?:\s*(?:,|;|\band\b|\bor\b){1,2}\s*[-−]?\d[\d.,]*(?<![.,]))+(?=\s*(?:[.;:!?)*$]|\Z))"
-)
-_ARITHMETIC = re.compile(
-    r"\s*(?:(?<=%)\s*of|percent\s+of|times|plus|minus|more|less|fewer|divided|multiplied)\b", re.I
-)
-_EXPLAINED = re.compile(
-    r"[,;]?\s*\(?\b(?:since|because|as|that is|which|so that)\s|"
-    r"[,;]?\s*\(?\bi\.e\.|\s\((?=[a-z]{3})"
-)
-_SCALE = re.compile(r"\s*(?:\\?%|percent\b|hundred\b|thousand\b|million\b|billion\b|dozen\b)")
-_CHOICE = re.compile(r"(?<![A-Za-z\\])([A-J])(?![A-Za-z'’])")
-_BRACKETED_CHOICE = re.compile(r"(?<![\w)])[(（]\s*([A-Ja-j])\s*[)）]")
-_DIRECT_CHOICE = re.compile(
-    r"(?:[\s:*_`\"“'$({（]|\\text\w*|\b(?:the|option|choice|letter)\b)*"
-    r"([A-J](?![A-Za-z'’])|[b-hj](?:(?=\*\*)|(?![\w'’*/+^-]))|[ai](?=\s*(?:[)）.,:;!?*_$}]|\n|\Z)(?!\w)))"
-)
-_SENTENCE_END = re.compile(r"(?<!\.\.)\.(?=\s|$)|[。\n]")
 
 
 def extract(text: str, reference: str, how: How = "auto") -> str | None:
@@ -118,6 +67,13 @@ def extract(text: str, reference: str, how: How = "auto") -> str | None:
     return None
 
 
+# ---- tagged: <answer>7</answer>
+
+_TAG = re.compile(r"<(/?)(?:final[_ ]?)?answer\s*>", re.I)
+# two words beside each other, so more than a value
+_SENTENCE = re.compile(r"[^\W\d_]{2,}\s+[^\W\d_]{2,}")
+
+
 def _tagged(text: str, kind: Callable[[str], str | None]) -> str | None:
     """Reads the last pair of tags, or else a last tag that is not closed."""
     start, inside = -1, ""
@@ -132,6 +88,17 @@ def _tagged(text: str, kind: Callable[[str], str | None]) -> str | None:
     is_value = kind is _number and not _SENTENCE.search(inside)
     read = None if is_value else kind(inside)
     return boxed_answer(inside) or _hashes(inside) or read or inside.strip("*` ")
+
+
+# ---- boxed: \\boxed{7}, and a later "final answer is"
+
+# a box, or a brace that opens or closes
+_BRACE = re.compile(r"\\(?:boxed|fbox)(?![A-Za-z])\s*\{?|\\[\\{}]|[{}]")
+# between boxes of one answer: ``and``, a comma
+_JOINT = re.compile(
+    r"(?:[\s,;$&]|\\q?quad(?![a-z])|\\[,;: ()\[\]]|\\text\{[^{}]{0,40}\}|\b(?:and|or)\b){1,12}"
+)
+_FINAL = re.compile(r"\bfinal answer\s*(?:is|are|:|=)|最终答案\s*(?:是|为|：|:)", re.I)
 
 
 def boxed_answer(text: str) -> str | None:
@@ -158,15 +125,6 @@ def _grouped(text: str, found: Sequence[tuple[int, int, str]]) -> list[str]:
     return [", ".join(dict.fromkeys(group)) for group in groups]
 
 
-def _last_word(text: str) -> str:
-    """Cuts the text to a "final answer is" that is behind all boxes; else returns ""."""
-    boxes, phrases = _boxes(text), list(_FINAL.finditer(text))
-    if not boxes or not phrases or phrases[-1].start() < boxes[-1][1]:
-        return ""
-    tail = text[phrases[-1].start() :]
-    return tail if _DIGIT.search(tail) or _CHOICE.search(tail) else ""
-
-
 def _boxes(text: str) -> list[tuple[int, int, str]]:
     """Finds start, end and content of every complete box, sorted by start."""
     boxes = []
@@ -185,9 +143,39 @@ def _boxes(text: str) -> list[tuple[int, int, str]]:
     return sorted(boxes)
 
 
+def _last_word(text: str) -> str:
+    """Cuts the text to a "final answer is" that is behind all boxes; else returns ""."""
+    boxes, phrases = _boxes(text), list(_FINAL.finditer(text))
+    if not boxes or not phrases or phrases[-1].start() < boxes[-1][1]:
+        return ""
+    tail = text[phrases[-1].start() :]
+    return tail if _DIGIT.search(tail) or _CHOICE.search(tail) else ""
+
+
+# ---- hashes: #### 7
+
+
 def _hashes(text: str) -> str | None:
     _, found, tail = text.rpartition("####")
     return tail.strip().partition("\n")[0] if found else None
+
+
+# ---- letter: so (B)
+
+# ``I choose``, ``the correct option is``
+_CHOSEN = re.compile(
+    r"\b(?:(?:correct|right|best)\s+(?:option|choice|letter)\s+is|it\s+is|must\s+be|ans|choose|pick|select)\b[*_:\s]*",
+    re.I,
+)
+# a capital by itself
+_CHOICE = re.compile(r"(?<![A-Za-z\\])([A-J])(?![A-Za-z'’])")
+# (b)
+_BRACKETED_CHOICE = re.compile(r"(?<![\w)])[(（]\s*([A-Ja-j])\s*[)）]")
+# ``option b``, ``**c**``, right behind a phrase; ``a`` and ``i`` only if they are no words
+_DIRECT_CHOICE = re.compile(
+    r"(?:[\s:*_`\"“'$({（]|\\text\w*|\b(?:the|option|choice|letter)\b)*"
+    r"([A-J](?![A-Za-z'’])|[b-hj](?:(?=\*\*)|(?![\w'’*/+^-]))|[ai](?=\s*(?:[)）.,:;!?*_$}]|\n|\Z)(?!\w)))"
+)
 
 
 def _letter(text: str) -> str | None:
@@ -202,11 +190,54 @@ def _letter(text: str) -> str | None:
     return letters[-1].upper() if letters else named_letter(text)
 
 
+# ---- truth: Yes, because
+
+
 def _truth(text: str) -> str | None:
     phrases = list(_PHRASE.finditer(text))
     told = truth(text[phrases[-1].end() :]) if phrases else None
     told = truth(text) if told is None else told
     return None if told is None else str(told)
+
+
+# ---- number: the answer is 30 km, that is 6 more than 24
+
+_DIGIT = re.compile(r"[\d¼-¾⅐-⅞]|(?<=⁄)[₀-₉]")
+# words that say nothing, and the name of what is given: ``therefore x =``
+_LEAD = re.compile(
+    r"(?:[\s:*_`\"“'$]|\\[(\[$]|"
+    r"(?:about|just|therefore|thus|hence|then|now|indeed|equal to|[a-z]+ly)"
+    r"\b)*(?:[A-Za-z]\w*(?:\([^()]{0,20}\))?\s*=\s*)?[$\s]*",
+    re.I,
+)
+# braces in braces, to three levels
+_GROUP = r"\{(?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*+\})*+\}"
+# brackets that hold no word
+_CALL = r"\((?![^()]*[A-Za-z]{3})(?:[^()\n]|\([^()]*\))*+\)"
+# characters of an expression: groups, digits in groups, anything but punctuation
+_PIECE = (
+    rf"(?:\\(?:sqrt|[dtc]?frac\s*(?:\w|{_GROUP}))\s*(?=[\w{{])|{_GROUP}|{_CALL}"
+    r"|(?<=\d),(?:\s*\\!\s*)?(?=\d)|(?<=\d) (?=\d{3}(?![\w/]))"
+    r"|(?!\\(?:[\])]|(?:times|cdot|div|pm|end)(?![A-Za-z])))[^\s,;(){}—。，；！？\u4e00-\u9fff])++"
+)
+# how an expression begins
+_FIRST = r"(?=[-+−–$\\(√∛∜⌊⌈]*(?:[\d¼-¾⅐-⅞]|\.\d|\\[a-z]|[a-z]\())"
+_SIGN = r"(?:[-+*/^=×·⋅÷−–:]|\\(?:times|cdot|div|pm)(?![A-Za-z]))\s*"
+# what continues it: a sign, a command, the fraction of a mixed number
+_NEXT = rf"{_SIGN}{_FIRST}|(?=\\[a-z])|(?:\band\s+)?(?=\d+[/⁄]\d|\\frac|[¼-¾⅐-⅞])"
+# an expression
+_DIRECT = re.compile(rf"(?:[-−]\s)?{_FIRST}{_PIECE}(?:\s*(?:\$\s*)?(?:{_NEXT}){_PIECE})*+")
+# further numbers of a list, which ends the sentence
+_LISTED = re.compile(
+    r"(?:\s*(?:,|;|\band\b|\bor\b){1,2}\s*[-−]?\d[\d.,]*(?<![.,]))+(?=\s*(?:[.;:!?)*$]|\Z))"
+)
+# ``5 more than 3``: the number is not the answer
+_ARITHMETIC = re.compile(
+    r"\s*(?:(?<=%)\s*of|percent\s+of|times|plus|minus|more|less|fewer|divided|multiplied)\b", re.I
+)
+_SCALE = re.compile(r"\s*(?:\\?%|percent\b|hundred\b|thousand\b|million\b|billion\b|dozen\b)")
+# a word that may be a part of a unit
+_UNIT = re.compile(r"\s*(?:\\text\{[^{}]{1,30}\}|[^\s,;:!?。，；！？\u4e00-\u9fff]{1,20})")
 
 
 def _number(text: str) -> str | None:
@@ -264,6 +295,19 @@ def _last_number(text: str) -> str | None:
     end = found[-1].end()
     end = scale.end() if (scale := _SCALE.match(text, end)) else end
     return _measured(text[found[-1].start() : end].rpartition("=")[2], text, end)
+
+
+# ---- phrase: the answer is x+1
+
+_FORMULA = re.compile(
+    r"\$\$(.{1,600}?)\$\$|\$(.{1,600}?)(?<!\\)\$|\\\((.{1,600}?)\\\)|\\\[(.{1,600}?)\\\]", re.S
+)
+# ``, because``: the answer ends before it
+_EXPLAINED = re.compile(
+    r"[,;]?\s*\(?\b(?:since|because|as|that is|which|so that)\s|"
+    r"[,;]?\s*\(?\bi\.e\.|\s\((?=[a-z]{3})"
+)
+_SENTENCE_END = re.compile(r"(?<!\.\.)\.(?=\s|$)|[。\n]")
 
 
 def _phrase(text: str) -> str | None:
