@@ -22,10 +22,10 @@ _LARGEST = 1 << 28  # bytes of a file of settings
 
 def distinct(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
     """Makes a mapping; raises ``ValueError`` if a key occurs twice."""
-    if len(found := dict(pairs)) < len(pairs):
+    if len(mapping := dict(pairs)) < len(pairs):
         key, _ = Counter(key for key, _ in pairs).most_common(1)[0]
         raise ValueError(f"the key {key!r:.60} stands twice")
-    return found
+    return mapping
 
 
 def loads(
@@ -46,19 +46,20 @@ def loads(
     """
     try:
         value = json.loads(text, strict=strict, object_pairs_hook=pairs)
-        if text.count("[") + text.count("{") > DEEPEST:
-            _check_depth(value, DEEPEST)
     except RecursionError:
         raise ValueError(f"nested more than {DEEPEST} deep") from None
+    if text.count("[") + text.count("{") > DEEPEST:
+        check_depth(value)
     return value
 
 
-def _check_depth(value: Any, left: int) -> None:
+def check_depth(value: Any, left: int = DEEPEST) -> None:
+    """Raises ``ValueError`` for lists and objects that are nested deeper than ``left``."""
     if isinstance(value, (list, dict)):
         if not left:
-            raise RecursionError
+            raise ValueError(f"nested more than {DEEPEST} deep")
         for item in value.values() if isinstance(value, dict) else value:
-            _check_depth(item, left - 1)
+            check_depth(item, left - 1)
 
 
 def check_memo(program: bytes) -> None:

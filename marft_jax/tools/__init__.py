@@ -3,7 +3,6 @@
 from marft_jax.tools.calls import check_form as check_form
 from marft_jax.tools.calls import find_calls as find_calls
 from marft_jax.tools.calls import for_model as for_model
-from marft_jax.tools.calls import form_name as form_name
 from marft_jax.tools.calls import form_of_call as form_of_call
 from marft_jax.tools.calls import form_with_calls as form_with_calls
 from marft_jax.tools.calls import with_ids as with_ids

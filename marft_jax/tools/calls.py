@@ -61,11 +61,10 @@ def find_calls(
     """
     text, calls = tokenizer.spell(ids, BROKEN).strip(), list[ToolCall]()
     may_call = not form or any(opening in text for opening in openings_of(form))
-    if tools and may_call and (own := find_form(tokenizer)) is not None:
-        text, calls = own.read(text, tools)
-    plain = [[part.replace(BROKEN, "") for part in call] for call in calls]
-    content = tokenizer.show(text, BROKEN)
-    return content, [ToolCall(*(text_of("a call", part) for part in call)) for call in plain]
+    if tools and may_call and (model_form := find_form(tokenizer)) is not None:
+        text, calls = model_form.read(text, tools)
+    plain = [(text_of("a call", part.replace(BROKEN, "")) for part in call) for call in calls]
+    return tokenizer.show(text, BROKEN), [ToolCall(*call) for call in plain]
 
 
 def with_ids(calls: Sequence[ToolCall], prefix: str) -> tuple[dict[str, Any], ...]:
@@ -87,8 +86,8 @@ def for_template(message: Message) -> Message:
     opened = []
     for call in calls:
         name, arguments = call["function"]["name"], call["function"]["arguments"]
-        own = as_object(arguments)
-        function = {"name": name, "arguments": arguments if own is None else own}
+        read = as_object(arguments)
+        function = {"name": name, "arguments": arguments if read is None else read}
         opened.append({**call, "function": function})
     return {**message, "tool_calls": opened}
 
@@ -112,25 +111,24 @@ def _as_python(
     messages: Sequence[Message], tools: Tools, begins: bool
 ) -> tuple[list[Message], Tools]:
     """Writes calls into the texts, because templates of LFM2 leave them out or do not quote."""
-    found = list[Message]()
+    rewritten = list[Message]()
     for message in messages:
-        functions = [call["function"] for call in message.get("tool_calls") or ()]
-        calls = [(own["name"], as_object(own["arguments"]) or {}) for own in functions]
-        texts = (
-            f"{name}({', '.join(f'{key}={value!r}' for key, value in own.items())})"
-            for name, own in calls
-        )
-        text = f"<|tool_call_start|>[{', '.join(texts)}]<|tool_call_end|>" if calls else ""
+        texts = []
+        for function in (call["function"] for call in message.get("tool_calls") or ()):
+            values = as_object(function["arguments"]) or {}
+            arguments = ", ".join(f"{key}={value!r}" for key, value in values.items())
+            texts.append(f"{function['name']}({arguments})")
+        text = f"<|tool_call_start|>[{', '.join(texts)}]<|tool_call_end|>" if texts else ""
         plain = {key: value for key, value in message.items() if key != "tool_calls"}
-        found.append({**plain, "content": (message["content"] or "") + text})
-    return found, tools
+        rewritten.append({**plain, "content": (message["content"] or "") + text})
+    return rewritten, tools
 
 
 def _with_kimis_ids(
     messages: Sequence[Message], tools: Tools, begins: bool
 ) -> tuple[list[Message], Tools]:
     """Puts the name of a function into the id of its call: templates of Kimi show nothing else."""
-    found, known = list[Message](), dict[str, str]()
+    rewritten, known = list[Message](), dict[str, str]()
     for message in messages:
         if calls := message.get("tool_calls"):
             for call in calls:
@@ -139,8 +137,8 @@ def _with_kimis_ids(
         if (old := message.get("tool_call_id")) is not None:
             new = f"functions.{message.get('name', 'tool')}:0"
             message = {**message, "tool_call_id": known.get(old, new)}
-        found.append(message)
-    return found, tools
+        rewritten.append(message)
+    return rewritten, tools
 
 
 FORMS: dict[str, Form] = {
@@ -150,6 +148,8 @@ FORMS: dict[str, Form] = {
     "fenced": forms.FORMS["fenced"]._replace(write=fenced.write),
 }
 _PROBE = ToolCall("qxz", '{"a": "b"}')
+_EXAMPLE = {"qxz": "qxz"}
+_EXAMPLE_TEXT = re.compile(r'\{\s*"qxz"\s*:\s*"qxz"\s*\}')
 
 
 @functools.lru_cache(maxsize=8)
@@ -160,34 +160,21 @@ def find_form(tokenizer: CallWriter) -> Form | None:
     Raises:
         BadInput: the setting names no form.
     """
-    if tokenizer.calls != "auto":
-        return _named(tokenizer.calls)
-    written = _write("qxz", tokenizer, {"a": "b"})
-    if written is None:
-        return FORMS["fenced"]
-    if FORMS["fenced"].read(written, ())[1]:
-        return FORMS["fenced"]
-    found = (form for form in FORMS.values() if form.read(written, ())[1] == [_PROBE])
-    own = {*tokenizer.added.values()}
-    by_token = (form for form in FORMS.values() if form.token in own)
-    return next(found, None) or next(by_token, None)
-
-
-def form_name(tokenizer: CallWriter) -> str | None:
-    """Name of the model's form of calls in the table; None for any other."""
-    form = find_form(tokenizer)
-    return next((name for name, own in FORMS.items() if own is form), None)
-
-
-def _named(name: str) -> Form:
-    if name in FORMS:
+    if (name := tokenizer.calls) in FORMS:
         return FORMS[name]
-    found = load_plugin(name, "--model.calls", ("auto", *FORMS), "FORM")
-    if not isinstance(found, Form):
-        raise BadInput(
-            f"--model.calls: expected {name} to be a marft_jax.tools.Form, got {found!r:.80}"
-        )
-    return found
+    if name != "auto":
+        form = load_plugin(name, "--model.calls", ("auto", *FORMS), "FORM")
+        if not isinstance(form, Form):
+            wanted = f"expected {name} to be a marft_jax.tools.Form"
+            raise BadInput(f"--model.calls: {wanted}, got {form!r:.80}")
+        return form
+    written = _write("qxz", tokenizer, {"a": "b"})
+    if written is None or FORMS["fenced"].read(written, ())[1]:
+        return FORMS["fenced"]
+    by_call = (form for form in FORMS.values() if form.read(written, ())[1] == [_PROBE])
+    tokens = {*tokenizer.added.values()}
+    by_token = (form for form in FORMS.values() if form.token in tokens)
+    return next(by_call, None) or next(by_token, None)
 
 
 def check_form(tokenizer: CallWriter) -> None:
@@ -230,33 +217,33 @@ def form_of_call(tool: Mapping[str, Any], tokenizer: CallWriter) -> list[Any]:
         BadInput: the model's form of calls cannot hold the tool's name, or is none of JSON or tags.
     """
     function, form = tool["function"], find_form(tokenizer)
-    name, own = function["name"], function.get("parameters") or {"properties": {}}
+    name, schema = function["name"], function.get("parameters") or {"properties": {}}
     written = _write(name, tokenizer, _EXAMPLE) or write_block(name, json.dumps(_EXAMPLE))
     if form is None or form.read(written, ())[1] != [ToolCall(name, json.dumps(_EXAMPLE))]:
         raise BadInput(
             f"tools: expected a name that a call of this model holds, got {name!r:.60}; rename it"
         )
-    closed = {"type": "object", "additionalProperties": False} if "properties" in own else {}
+    closed = {"type": "object", "additionalProperties": False} if "properties" in schema else {}
     if len(around := _EXAMPLE_TEXT.split(written)) == 2:
-        return [around[0], {**closed, **own}, around[1]]
-    if form not in TAGGED:
+        return [around[0], {**closed, **schema}, around[1]]
+    if form not in map(FORMS.get, ("qwen", "glm", "minimax", "dsml")):
         raise BadInput(
             "tools: expected a chat template that writes arguments as JSON or between tags, got "
             "another; leave tool_choice at auto, and the schema out"
         )
-    return _between_tags(name, own, tokenizer)
+    return _between_tags(name, schema, tokenizer)
 
 
-def _between_tags(name: str, own: Mapping[str, Any], tokenizer: CallWriter) -> list[Any]:
+def _between_tags(name: str, schema: Mapping[str, Any], tokenizer: CallWriter) -> list[Any]:
     """A call whose arguments stand between tags; a text in it does not hold ``</``."""
-    empty, needed = _write(name, tokenizer, {}) or "", own.get("required") or ()
+    empty, needed = _write(name, tokenizer, {}) or "", schema.get("required") or ()
     way, begin, end = list[Any](), empty, ""
-    for key, schema in (own.get("properties") or {}).items():
+    for key, parameter in (schema.get("properties") or {}).items():
         written = _write(name, tokenizer, {key: "qxz"}) or ""
         begin = re.sub(r"<[^<>]*\Z", "", os.path.commonprefix([empty, written]))
         end = empty[len(begin) :]
         before, _, after = written[len(begin) : len(written) - len(end)].partition("qxz")
-        part = [before, [] if "string" in forms.kinds(schema) else schema, after]
+        part = [before, [] if "string" in forms.kinds(parameter) else parameter, after]
         way += part if key in needed else [part]
     return [begin, *way, end]
 
@@ -267,8 +254,3 @@ def _write(name: str, tokenizer: CallWriter, arguments: Mapping[str, Any]) -> st
     if text is None or name in text:
         return text
     return tokenizer.write_call(name, arguments, f"functions.{name}:0")
-
-
-_EXAMPLE = {"qxz": "qxz"}
-_EXAMPLE_TEXT = re.compile(r'\{\s*"qxz"\s*:\s*"qxz"\s*\}')
-TAGGED = [FORMS[name] for name in ("qwen", "glm", "minimax", "dsml")]

@@ -26,24 +26,24 @@ def write(messages: Sequence[Message], tools: Tools, begins: bool) -> tuple[list
     Args:
         begins: its system message describes the tools; otherwise an earlier part does so.
     """
-    found = list[Message]()
+    rewritten = list[Message]()
     for is_answer, group in itertools.groupby(messages, lambda m: m["role"] == "tool"):
         if is_answer:
             lines = [f"{m.get('name', 'answer')}: {m['content']}" for m in group]
-            found.append({"role": "user", "content": "\n".join(lines)})
+            rewritten.append({"role": "user", "content": "\n".join(lines)})
         else:
-            found += map(_with_blocks, group)
+            rewritten += map(_with_blocks, group)
     if tools and begins:
-        first = found.pop(0)["content"] + "\n\n" if found[0]["role"] == "system" else ""
-        found.insert(0, {"role": "system", "content": first + _description(tools)})
-    return found, ()
+        first = rewritten.pop(0)["content"] + "\n\n" if rewritten[0]["role"] == "system" else ""
+        rewritten.insert(0, {"role": "system", "content": first + _description(tools)})
+    return rewritten, ()
 
 
 def _with_blocks(message: Message) -> Message:
     functions = [call["function"] for call in message.get("tool_calls") or ()]
     if not functions:
         return message
-    blocks = [write_block(own["name"], own["arguments"]) for own in functions]
+    blocks = [write_block(call["name"], call["arguments"]) for call in functions]
     return {"role": message["role"], "content": "\n".join([message["content"] or "", *blocks])}
 
 
@@ -65,8 +65,8 @@ def _arguments(schema: Mapping[str, Any]) -> str:
     if "$defs" in schema:
         return json.dumps(schema)
     shown = dict[str, Any]()
-    for name, own in (schema.get("properties") or {}).items():
-        own = own if isinstance(own, Mapping) else {}  # true: any value
-        more = {key: value for key, value in own.items() if key != "title"}
-        shown[name] = own["type"] if more.keys() == {"type"} else more or "any"
+    for name, parameter in (schema.get("properties") or {}).items():
+        pairs = parameter.items() if isinstance(parameter, Mapping) else ()  # true: any value
+        more = {key: value for key, value in pairs if key != "title"}
+        shown[name] = more["type"] if more.keys() == {"type"} else more or "any"
     return json.dumps(shown, ensure_ascii=False)

@@ -14,12 +14,13 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from marft_jax.formats.foreign import check_depth
+
 BROKEN = "\ud800"  # a lone surrogate: no decoded text has one
 Message = Mapping[str, Any]
 """A message of a conversation, as ``models.tokenizers`` has it."""
 Tools = Sequence[Mapping[str, Any]]
 """Definitions of tools, as in OpenAI's API."""
-_DEEPEST = 64  # levels of nested arguments
 
 
 class ToolCall(NamedTuple):
@@ -77,9 +78,9 @@ def read_calls(syntax: _Syntax, text: str, tools: Tools) -> tuple[str, list[Tool
             calls, spans = [], []
         with contextlib.suppress(ValueError, SyntaxError, RecursionError, MemoryError):
             while part["call"] is not None:
-                own, end = syntax.parse(text, at, part, known)
+                parsed, end = syntax.parse(text, at, part, known)
                 closed = next(after.finditer(text, end))
-                calls, spans = calls + own, spans + [(start, closed.end())] * bool(own)
+                calls, spans = calls + parsed, spans + [(start, closed.end())] * bool(parsed)
                 start = at = closed.end()
                 if not syntax.several or closed[1]:
                     break
@@ -100,25 +101,32 @@ def _json(
         value, end = _DECODER.raw_decode(text, at)
     except ValueError:  # the list may be cut off behind its first calls
         value, end = _DECODER.raw_decode(text, at + 1 if text[at : at + 1] == "[" else at)
-    _check_depth(value)
+    check_depth(value)
     if named := part.groupdict().get("name"):
         value = {"name": named, "arguments": value}
-    found = [_call(one) for one in (value if isinstance(value, list) else [value])]
+    calls = map(_call, value if isinstance(value, list) else [value])
     # JSON without a mark that has a name, but neither a tool's nor with arguments, is an answer
     marked = part.groupdict().get("mark", True)
-    return [c for c in found if c and (marked or c.name in known or c.arguments != "{}")], end
+    return [c for c in calls if c and (marked or c.name in known or c.arguments != "{}")], end
 
 
-_DECODER = json.JSONDecoder(strict=False, parse_constant=str)  # NaN is no JSON: a text
+_DECODER = json.JSONDecoder(strict=False, parse_constant=str)
 
 
-def _call(found: Any) -> ToolCall | None:
-    name = found.get("name") if isinstance(found, dict) else None
+def _call(read: Any) -> ToolCall | None:
+    name = read.get("name") if isinstance(read, dict) else None
     if not isinstance(name, str):
         return None
-    given = found.get("arguments")
-    arguments = as_object(found.get("parameters") if given is None else given)
+    given = read.get("arguments")
+    arguments = as_object(read.get("parameters") if given is None else given)
     return None if arguments is None else _written(name, arguments)
+
+
+def _loads(text: str) -> Any:
+    """Parses JSON that may hold raw line breaks; NaN, which is no JSON, becomes a text."""
+    value = json.loads(text, strict=False, parse_constant=str)
+    check_depth(value)
+    return value
 
 
 def _written(name: str, arguments: Mapping[str, Any]) -> ToolCall:
@@ -131,17 +139,8 @@ def as_object(given: Any) -> dict[str, Any] | None:
         return {}
     with contextlib.suppress(ValueError, RecursionError):
         while isinstance(given, str):
-            given = json.loads(given, strict=False, parse_constant=str)
-            _check_depth(given)
+            given = _loads(given)
     return given if isinstance(given, dict) else None
-
-
-def _check_depth(value: Any, left: int = _DEEPEST) -> None:
-    if isinstance(value, (list, dict)):
-        if not left:
-            raise ValueError(f"nested more than {_DEEPEST} deep")
-        for item in value.values() if isinstance(value, dict) else value:
-            _check_depth(item, left - 1)
 
 
 class _Tags(NamedTuple):
@@ -159,18 +158,19 @@ def _tagged(
     """A call whose arguments stand between tags. A value ends at a closing tag behind which the
     next parameter of the tool, or the end of the call, follows."""
     name = part["name"].strip()
-    own, values = known.get(name, {}).get("properties") or {}, dict[str, Any]()
+    parameters, values = known.get(name, {}).get("properties") or {}, dict[str, Any]()
     while opened := tags.opens.match(text, at):
         border = tags.around.search(text, opened.end())
         for closed in tags.closes.finditer(
             text, opened.end(), border.start() if border else len(text)
         ):
             follows = tags.opens.match(text, closed.end())
-            if follows and (not own or follows[1] in own) or tags.last.match(text, closed.end()):
+            is_next = follows and (not parameters or follows[1] in parameters)
+            if is_next or tags.last.match(text, closed.end()):
                 break
         else:
             raise ValueError("a value that does not end")
-        values[opened[1]] = _typed(text[opened.end() : closed.start()], own.get(opened[1]))
+        values[opened[1]] = _typed(text[opened.end() : closed.start()], parameters.get(opened[1]))
         at = closed.end()
     if (last := tags.last.match(text, at)) is None:
         raise ValueError("a call that does not end")
@@ -188,8 +188,7 @@ def _typed(text: str, schema: Any) -> Any:
     value: Any = {"True": True, "False": False, "None": None}.get(text.strip(), text)
     if value is text:
         with contextlib.suppress(ValueError, RecursionError):
-            value = json.loads(text, strict=False, parse_constant=str)
-            _check_depth(value)
+            value = _loads(text)
     kind = "null" if value is None else _KINDS.get(type(value), "string")
     fits = {kind, "number" if kind == "integer" else kind} & allowed
     return text if "string" in allowed and not fits else value
@@ -198,9 +197,9 @@ def _typed(text: str, schema: Any) -> Any:
 def kinds(schema: Any) -> Iterator[str]:
     """Types that a JSON schema allows; none where it does not say."""
     if isinstance(schema, Mapping):
-        own = schema.get("type")
-        yield from [own] if isinstance(own, str) else own or []
-        if own is None and all(isinstance(v, str) for v in schema.get("enum") or [0]):
+        types = schema.get("type")
+        yield from [types] if isinstance(types, str) else types or []
+        if types is None and all(isinstance(v, str) for v in schema.get("enum") or [0]):
             yield "string"
         for branch in (*(schema.get("anyOf") or ()), *(schema.get("oneOf") or ())):
             yield from kinds(branch)
@@ -216,19 +215,13 @@ def _gemma(
         if mark:
             out, depth = out + mark, depth + (mark in "{[") - (mark in "}]")
             if not depth:
-                return [_written(part["name"], _object(out))], at
+                return [_written(part["name"], _loads(out))], at
         elif quoted is not None or text[at : at + 1] == ":":
             out += json.dumps(other.strip() if quoted is None else quoted)
         else:
             other = _JSON_WORDS.get(other.strip(), other.strip())
             out += other if _LITERAL.fullmatch(other) else json.dumps(other)
     raise ValueError("arguments that do not end")
-
-
-def _object(text: str) -> dict[str, Any]:
-    if (found := as_object(text)) is None:
-        raise ValueError("no arguments")
-    return found
 
 
 _GEMMA = re.compile(
@@ -264,8 +257,7 @@ def _python(
     if listed:
         pieces[0] = pieces[0].strip()[1:]
         pieces[-1] = pieces[-1].strip().removesuffix("]")
-    found = (_python_call(piece.strip()) for piece in pieces)
-    if not (calls := [call for call in found if call]):
+    if not (calls := [call for piece in pieces if (call := _python_call(piece.strip()))]):
         raise ValueError("no call")
     return calls, end
 
@@ -277,8 +269,7 @@ def _python_call(text: str) -> ToolCall | None:
     with contextlib.suppress(SyntaxError, RecursionError, MemoryError, ValueError):
         match ast.parse(f"f{text[part.end() :]}", mode="eval").body:
             case ast.Call(func=ast.Name(), args=[], keywords=words):
-                own = {str(word.arg): _value(word.value) for word in words}
-                return _written(part[1], own)
+                return _written(part[1], {str(word.arg): _value(word.value) for word in words})
     return ToolCall(part[1], text)
 
 
@@ -315,11 +306,11 @@ def read_fenced(text: str, tools: Tools) -> tuple[str, list[ToolCall]]:
     parts = list(_FENCED.finditer(text))
     begins = max((part.end() for part in parts if part[0] == "</think>"), default=0)
     blocks = [part for part in parts if part[1] is not None and part.start() >= begins]
-    own = {tool["function"]["name"]: only_text(tool["function"]) for tool in tools}
+    texts_of = {tool["function"]["name"]: only_text(tool["function"]) for tool in tools}
     calls: list[ToolCall] = []
     for block in blocks:
         name, body = block[1], block[2].strip("\n")
-        given, parameter = as_object(body), own.get(name)
+        given, parameter = as_object(body), texts_of.get(name)
         if parameter is not None and (given is None or given.keys() != {parameter}):
             given = {parameter: body}
         calls.append(ToolCall(name, body) if given is None else _written(name, given))
@@ -338,7 +329,7 @@ _FENCED = re.compile(
 def only_text(function: Mapping[str, Any]) -> str | None:
     """Returns the name of a tool's only parameter if that is a text; else None."""
     properties: Mapping[str, Any] = (function.get("parameters") or {}).get("properties") or {}
-    texts = [name for name, own in properties.items() if {*kinds(own)} == {"string"}]
+    texts = [name for name, schema in properties.items() if {*kinds(schema)} == {"string"}]
     return texts[0] if texts and len(properties) == 1 else None
 
 

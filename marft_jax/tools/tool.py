@@ -99,8 +99,8 @@ def function_source(function: Callable[..., Any], options: Options, where: str) 
     def plain(*given: Any, **named: Any) -> Any:
         return finished(function(*given, **named))
 
-    own: Any = getattr(function, "func", function)  # of a partial
-    description, name = inspect.getdoc(own), getattr(own, "__name__", type(own).__name__)
+    inner: Any = getattr(function, "func", function)  # of a partial
+    description, name = inspect.getdoc(inner), getattr(inner, "__name__", type(inner).__name__)
     try:
         signature = inspect.signature(function, eval_str=True)
         hints = {p.name: p.annotation for p in signature.parameters.values()}
@@ -114,7 +114,7 @@ def function_source(function: Callable[..., Any], options: Options, where: str) 
         raise BadInput(f"{where}: expected a function with a docstring and a type hint for each "
                        "parameter; the agent is shown both")  # fmt: skip
     kinds = inspect.isclass, inspect.isgeneratorfunction, inspect.isasyncgenfunction
-    if schema["type"] != "object" or any(is_kind(own) for is_kind in kinds):
+    if schema["type"] != "object" or any(is_kind(inner) for is_kind in kinds):
         what = "a function that returns a value, and whose parameters can be given by name"
         raise BadInput(f"{where}: expected {what}, got {name}{signature}")
 
@@ -122,13 +122,9 @@ def function_source(function: Callable[..., Any], options: Options, where: str) 
         try:
             return checked(**arguments)
         except ValidationError as error:
-            raise ToolError(_first(error)) from None
+            mistake = error.errors(include_url=False)[0]
+            where = ".".join(map(str, mistake["loc"]))
+            raise ToolError(f"{where}: {mistake['msg']}") from None
 
     tool = Tool(name, description, schema, options)
     return Source((tool,), lambda: contextlib.nullcontext(call))
-
-
-def _first(error: ValidationError) -> str:
-    """The first mistake in the arguments of a call, on one line."""
-    mistake = error.errors(include_url=False)[0]
-    return f"{'.'.join(map(str, mistake['loc']))}: {mistake['msg']}"

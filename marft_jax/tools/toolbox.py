@@ -74,12 +74,13 @@ class Toolbox(NamedTuple):
 
 def check_entry(entry: Any) -> Entry:
     """Checks the form of an entry; raises ``ValueError``."""
-    named: dict[Any, Any] = entry if isinstance(entry, dict) and len(entry) == 1 else {None: 0}
-    if isinstance(entry, str) or all(
-        isinstance(name, str) and isinstance(options, dict | None)
-        for name, options in named.items()
-    ):
-        return entry
+    match entry:
+        case str():
+            return entry
+        case dict() if len(entry) == 1:
+            [(name, options)] = entry.items()
+            if isinstance(name, str) and isinstance(options, dict | None):
+                return entry
     raise ValueError("a name, or a name with its options, such as {calculator: {cost: 0.01}}")
 
 
@@ -114,12 +115,12 @@ def load_toolboxes(agents: Mapping[str, Sequence[Entry]], where: str) -> tuple[T
 
 def _load(entry: Entry, where: str) -> Source:
     name = name_of(entry)
-    given, at = {} if isinstance(entry, str) else entry[name] or {}, f"{where}: {name}"
+    options, at = {} if isinstance(entry, str) else entry[name] or {}, f"{where}: {name}"
     if name in _OF_EXTRAS:
-        return load_extra(f"tool.{name}")(given, at)
+        return load_extra(f"tool.{name}")(options, at)
     # of these names only the calculator's comes here; the others are for the message
     function = load_function(name, where, dict.fromkeys(("calculator", *_OF_EXTRAS), calculator))
-    return function_source(function, parse_options(Options, given, at), at)
+    return function_source(function, parse_options(Options, options, at), at)
 
 
 _OF_EXTRAS = extras_of("tool")
@@ -181,10 +182,10 @@ class EpisodeTools:
         def settle() -> AnsweredCall:
             since = started if before is None else time.monotonic()
             try:
-                own = end.result(max(0.0, since + limit - time.monotonic()))
+                outcome = end.result(max(0.0, since + limit - time.monotonic()))
             except TimeoutError:
-                own = f"error: no answer after {limit:g} s", "failed", limit
-            return AnsweredCall(*call, *own, tool.options.cost)
+                outcome = f"error: no answer after {limit:g} s", "failed", limit
+            return AnsweredCall(*call, *outcome, tool.options.cost)
 
         return settle
 
@@ -221,8 +222,8 @@ def _run(
 
 def _arguments(text: str) -> dict[str, Any]:
     with contextlib.suppress(ValueError):
-        if isinstance(found := foreign.loads(text), dict):
-            return cast(dict[str, Any], found)
+        if isinstance(arguments := foreign.loads(text), dict):
+            return cast(dict[str, Any], arguments)
     raise ToolError(f"expected a JSON object, got {text!r:.60}")
 
 
@@ -243,6 +244,6 @@ def messages_of(answered: Sequence[AnsweredCall]) -> list[Message]:
     """Writes the answers of a turn's calls as messages of the role ``tool``."""
     calls = [ToolCall(call.name, call.arguments) for call in answered]
     return [
-        {"role": "tool", "tool_call_id": own["id"], "name": call.name, "content": call.answer}
-        for own, call in zip(with_ids(calls, "calls"), answered, strict=True)
+        {"role": "tool", "tool_call_id": made["id"], "name": call.name, "content": call.answer}
+        for made, call in zip(with_ids(calls, "calls"), answered, strict=True)
     ]

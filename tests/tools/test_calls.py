@@ -47,19 +47,14 @@ def test_calls_are_found_in_the_form_of_the_template(template, text, content, ca
     assert all(json.loads(call.arguments) == {"a": 1} for call in found[1])
 
 
-NO_ARGUMENTS = (
-    "",
-    ', "arguments": null',
-    ', "arguments": {}',
-    ', "arguments": ""',
-    ', "arguments": "null"',
-)
-
-
 @pytest.mark.parametrize(
     ("given", "read"),
-    [(given, {}) for given in NO_ARGUMENTS]
-    + [
+    [
+        ("", {}),
+        (', "arguments": null', {}),
+        (', "arguments": {}', {}),
+        (', "arguments": ""', {}),
+        (', "arguments": "null"', {}),
         (', "arguments": null, "parameters": {"a": 1}', {"a": 1}),
         (', "parameters": null', {}),
         (', "arguments": "{\\"a\\": 1}"', {"a": 1}),
@@ -112,6 +107,7 @@ HELD = (  # texts of an argument
         (BARE, "{}", "", 1),
         (BARE, "[{}]", "", 1),
         (BARE, "<think>so</think>\n{}", "<think>so</think>", 1),
+        (BARE, f"<think>{CALL}?</think>\n{{}}", f"<think>{CALL}?</think>", 1),
     ],
 )
 def test_a_call_ends_with_its_json_whatever_its_texts_hold(
@@ -204,13 +200,6 @@ def test_what_is_thought_is_no_call(text, content, number):
     found = found_in(text, ADD, with_template(TAGGED))
     assert len(found[1]) == number
     assert content is None and (number or found[0] == text) or found[0] == content
-
-
-def test_json_behind_thinking_is_a_call(monkeypatch):
-    tokenizer = with_template(BARE)
-    content, calls = found_in(f"<think>{CALL}?</think>\n{CALL}", ADD, tokenizer)
-    assert (content, len(calls)) == (f"<think>{CALL}?</think>", 1)
-    assert found_in(f"<think>{CALL}</think>", ADD, tokenizer)[1] == []
 
 
 def function(name, **properties):

@@ -11,7 +11,6 @@ from marft_jax.learning.settings import Grpo
 from marft_jax.tools.calls import ToolCall
 from marft_jax.tools.toolbox import EpisodeTools, load_toolboxes
 
-HERE = f"{__name__}"
 GOOD = '{"expression": "1+1"}'
 
 
@@ -35,7 +34,7 @@ CALLS = {
 @pytest.mark.parametrize("name", CALLS)
 def test_each_call_costs(name):
     calls, expected = CALLS[name]
-    entries = [{"calculator": {"cost": 0.25}}, {f"{HERE}:note": {"cost": 0.5}}]
+    entries = [{"calculator": {"cost": 0.25}}, {f"{__name__}:note": {"cost": 0.5}}]
     [box] = load_toolboxes({"solver": entries}, "team")
     tools = EpisodeTools(DaemonThreads())
     answered = tools.answer(box, [ToolCall(*call) for call in calls])

@@ -20,49 +20,23 @@ from marft_jax.team.workflows import find_workflow
 from marft_jax.tools import Form, ToolCall, check_form, find_calls, for_model, load_toolboxes
 from marft_jax.tools.calls import FORMS, find_form
 
-TOOLS = [
-    {
-        "type": "function",
-        "function": {
-            "name": "add",
-            "description": "Adds.",
-            "parameters": {
-                "type": "object",
-                "properties": {
-                    "a": {"type": "string"},
-                    "n": {"type": "integer"},
-                    "more": {"type": "object"},
-                    "maybe": {"anyOf": [{"type": "string"}, {"type": "null"}]},
-                },
-            },
-        },
-    }
-]
+PROPERTIES = {
+    "a": {"type": "string"},
+    "n": {"type": "integer"},
+    "more": {"type": "object"},
+    "maybe": {"anyOf": [{"type": "string"}, {"type": "null"}]},
+}
+SCHEMA = {"type": "object", "properties": PROPERTIES}
+ADD = {"name": "add", "description": "Adds.", "parameters": SCHEMA}
+TOOLS = [{"type": "function", "function": ADD}]
 USER = {"role": "user", "content": "go"}
 HOSTILE = (
-    "plain",
-    "  around \n",
-    "",
-    "true",
-    "12",
-    "null",
-    "</tool_call>",
-    "<tool_call>",
-    "\n</parameter>\n",
-    "</parameter>\n</function>\n</tool_call>",
-    "<function=x>",
-    "</arg_value>\n</tool_call>",
-    '<|"|>,b:<|"|>',
-    "<|call|><|end|>",
-    "<|tool_call_end|>",
-    "</think> <think>",
-    "{ [ } ] }{",
-    "```json\n{}\n```",
-    'it\'s "quoted" \\" \\\\ \\n',
-    "é☃😀\u2028\x00",
-    "a\r\nb\tc",
-    "x\ny" * 3500,
-)
+    "plain", "  around \n", "", "true", "12", "null", "</tool_call>", "<tool_call>",
+    "\n</parameter>\n", "</parameter>\n</function>\n</tool_call>", "<function=x>",
+    "</arg_value>\n</tool_call>", '<|"|>,b:<|"|>', "<|call|><|end|>", "<|tool_call_end|>",
+    "</think> <think>", "{ [ } ] }{", "```json\n{}\n```", 'it\'s "quoted" \\" \\\\ \\n',
+    "é☃😀\u2028\x00", "a\r\nb\tc", "x\ny" * 3500,
+)  # fmt: skip
 NAMES = sorted(FAMILIES)
 
 
@@ -219,10 +193,9 @@ def add(a: str, n: int = 1) -> str:
 def test_an_agent_of_each_family_calls_a_tool_and_reads_the_answer(name):
     tokenizer = tokenizer_of(name)
     tools = load_toolboxes({"solver": [f"{__name__}:add"]}, "team")
-    team = small.team_of(
-        Blueprint((Profile("solver", "s", answers=True),)), context=4000, max_new_tokens=300
-    )
-    team = small.with_tokenizer(team._replace(tools=tools), tokenizer)
+    blueprint = Blueprint((Profile("solver", "s", answers=True),))
+    team = small.team_of(blueprint, context=4000, max_new_tokens=300)._replace(tools=tools)
+    team = small.with_tokenizer(team, tokenizer)
 
     def speak(request):
         asks = b"x+5" not in bytes(i for i in request.prompt.tolist() if i < 256)
