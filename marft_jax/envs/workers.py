@@ -49,7 +49,6 @@ class Workers:
         if env is None:
             path = os.pathsep.join(filter(None, [_ROOT, os.environ.get("PYTHONPATH")]))
             env = {**os.environ, "PYTHONPATH": path, "PYTHONHASHSEED": "0"}
-        self._closed = False
         self._idle: queue.Queue[Worker] = queue.Queue()
         self._workers = [Worker(command, env) for _ in range(count)]
         for worker in self._workers:
@@ -69,7 +68,7 @@ class Workers:
     @contextlib.contextmanager
     def borrow(self) -> Iterator[Worker]:
         """Lends a worker that is ready, for several requests; raises as ``ask``."""
-        if self._closed:
+        if not self._finalizer.alive:
             raise RuntimeError("expected open worker processes, but they are closed")
         worker = self._idle.get()
         try:
@@ -83,7 +82,6 @@ class Workers:
 
     def close(self) -> None:
         """Ends the processes. May be called again."""
-        self._closed = True
         self._finalizer()
 
 
@@ -151,9 +149,10 @@ class Worker:
         self._ready, self._buffer = False, bytearray()
         self._errors = tempfile.TemporaryFile()
         self._line, theirs = socket.socketpair()
-        own = {"start_new_session": True}  # so no Ctrl-C, and its children end with it
-        files = {"stdin": theirs, "stdout": theirs, "stderr": self._errors}
-        start = functools.partial(subprocess.Popen, self._command, env=self._env, **files, **own)
+        start = functools.partial(
+            subprocess.Popen, self._command, env=self._env, stdin=theirs, stdout=theirs,
+            stderr=self._errors, start_new_session=True,  # no Ctrl-C; its children end with it
+        )  # fmt: skip
         with theirs:
             self._process = _STARTER.submit(start).result()
 

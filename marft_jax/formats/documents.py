@@ -80,12 +80,12 @@ class _Loader(yaml.SafeLoader):
         return super().compose_node(parent, index)
 
     def construct_mapping(self, node: Any, deep: bool = False) -> Any:
-        found = super().construct_mapping(node, deep)
-        if len(found) < len(node.value):
+        mapping = super().construct_mapping(node, deep)
+        if len(mapping) < len(node.value):
             keys = [key.value for key, _ in node.value]
             twice = next(key for key in keys if keys.count(key) > 1)
             raise _at(node, f"the key {twice!r:.60} stands twice")
-        return found
+        return mapping
 
 
 def _at(place: Any, problem: str) -> yaml.MarkedYAMLError:

@@ -31,8 +31,8 @@ def name_of(host: str) -> str:
     >>> name_of("Localhost:8000"), name_of("[::1]:80"), name_of("http://a")
     ('localhost', '::1', '')
     """
-    found = _HOST.fullmatch(host.strip().lower())
-    return "" if found is None else found[1] or found[2]
+    match = _HOST.fullmatch(host.strip().lower())
+    return "" if match is None else match[1] or match[2]
 
 
 def is_known(header: str, names: Sequence[str] = ()) -> bool:
@@ -88,9 +88,10 @@ def transport_to(url: str, **given: Any) -> httpx.AsyncHTTPTransport:
 def _proxy_for(url: str) -> str:
     """Names the variable of the environment with the proxy for an address; "" where there is none,
     as for addresses of this machine and those in NO_PROXY."""
-    found, parts = urllib.request.getproxies_environment(), urlsplit(url)
-    host, kind = parts.hostname or "", next((k for k in (parts.scheme, "all") if found.get(k)), "")
-    near = [*found.get("no", "").split(","), "localhost", "127.0.0.0/8", "::1"]
+    proxies, parts = urllib.request.getproxies_environment(), urlsplit(url)
+    host = parts.hostname or ""
+    kind = next((kind for kind in (parts.scheme, "all") if proxies.get(kind)), "")
+    near = [*proxies.get("no", "").split(","), "localhost", "127.0.0.0/8", "::1"]
     if not kind or any(_covers(entry.strip().lower(), host) for entry in near):
         return ""
     return next(name for name in os.environ if name.lower() == f"{kind}_proxy")

@@ -161,6 +161,7 @@ def pool():
     logging.disable(logging.NOTSET)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("every", [8, pytest.param(1, marks=pytest.mark.release)])
 def test_we_are_right_and_differ_from_math_verify_only_where_the_table_says(
     every, pool, shared_data

@@ -106,13 +106,13 @@ def test_what_a_function_does_wrong_is_named_when_it_is_called(name, message):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("mine:completions", r"expected a function \(text, row\): .*mine.py:19"),
+        ("mine:completions", r"expected a function of \(text, row\), .*mine.py:19"),
         ("mine:nothing", "has no 'nothing'"),
         ("mine:number", "is no function"),
         ("nowhere:f", "cannot import nowhere"),
         ("score", "expected package.module:function, got 'score'"),
         ("mine:score*x", r"has no 'score\*x'"),
-        ("mine:score*1.2.3", "expected a weight"),
+        ("mine:score*1.2.3", r"has no 'score\*1"),
     ],
 )
 def test_a_function_that_is_none_is_refused_at_the_start(name, message):

@@ -165,12 +165,11 @@ def _with_context(named: Row, question: str) -> str:
 
 def _passages(value: Any, is_table: bool = False) -> str:
     """Reads what a question is about: texts; objects with texts; titles with sentences."""
-    found = structured(value)
-    if isinstance(found, list):
-        return "\n".join(
-            filter(None, (_passage(item, " | " if is_table else " ") for item in found))
-        )
-    return _passage(found)
+    passages = structured(value)
+    if not isinstance(passages, list):
+        return _passage(passages)
+    between = " | " if is_table else " "
+    return "\n".join(filter(None, (_passage(passage, between) for passage in passages)))
 
 
 def _passage(value: Any, between: str = " ") -> str:

@@ -86,10 +86,11 @@ def _same(reference: str, answer: str) -> bool | None:
 
 def _mixed(answer: str) -> str:
     """Reads ``5 and 1/4`` as ``5 1/4``; whatever is no mixed number stays."""
-    found = _MIXED.match(answer)
+    if (match := _MIXED.match(answer)) is None:
+        return answer
     mixed = _MIXED.sub(r"\1 ", answer)
-    value = number(split(mixed)[0]) if found else None
-    return mixed if found and value is not None and abs(value) // 1 == int(found[2]) else answer
+    value = number(split(mixed)[0])
+    return mixed if value is not None and abs(value) // 1 == int(match[2]) else answer
 
 
 def is_letter(reference: str) -> bool:
@@ -146,8 +147,8 @@ def _same_number(right: str, given: str) -> bool | None:
     value, other = number(right), number(last)
     if value is None or other is None:
         return False if _COUNTED.search(last) else None
-    chain = [found for part in before if (found := number(part)) is not None]
-    if any(abs(found - other) > abs(other) / 50 for found in chain):
+    chain = [link for part in before if (link := number(part)) is not None]
+    if any(abs(link - other) > abs(other) / 50 for link in chain):
         return False  # 3=7
     if value == other:
         return True
@@ -165,8 +166,8 @@ def _rounds(decimal: str, exact: Fraction) -> bool:
     >>> _rounds("0.666667", Fraction(2, 3)), _rounds("0.000001", Fraction(1, 1000001))
     (True, False)
     """
-    found, value = _MANTISSA.search(decimal), number(decimal)
-    digits = found[1] + found[2] if found else ""
+    mantissa, value = _MANTISSA.search(decimal), number(decimal)
+    digits = mantissa[1] + mantissa[2] if mantissa else ""
     if not value or len(digits.lstrip("0")) < 6:
         return False
     last = abs(value) / int(digits)  # the size of the last digit

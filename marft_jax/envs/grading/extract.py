@@ -25,7 +25,7 @@ from marft_jax.envs.grading.compare import is_letter, named_letter
 from marft_jax.envs.grading.normalize import normalize, number
 from marft_jax.envs.grading.truth import is_boolean, truth
 
-How = Literal["auto", "boxed", "hashes", "letter", "number", "phrase"]
+AnswerForm = Literal["auto", "boxed", "hashes", "letter", "number", "phrase"]
 
 LONGEST = 1000
 """Characters of an answer; a longer one is not an answer."""
@@ -38,13 +38,13 @@ _PHRASE = re.compile(
 )
 
 
-def extract(text: str, reference: str, how: How = "auto") -> str | None:
+def extract(text: str, reference: str, form: AnswerForm = "auto") -> str | None:
     """Finds the answer in a text, as it is written there, or returns None.
 
     Args:
         text: the agent's text; only its last 20,000 characters are read.
         reference: the right answer; it only decides which kind of answer to look for.
-        how: the form of an answer that counts; ``auto`` takes the first form that is found.
+        form: the form of an answer that counts; ``auto`` takes the first form that is found.
 
     >>> extract("So we get \\\\boxed{\\\\frac{1}{2}}.", "0.5")
     '\\\\frac{1}{2}'
@@ -54,8 +54,8 @@ def extract(text: str, reference: str, how: How = "auto") -> str | None:
     'B'
     """
     text = text[-_READ:]
-    readers = [_READERS[how]] if how != "auto" else []
-    if how == "auto":
+    readers = [_READERS[form]] if form != "auto" else []
+    if form == "auto":
         kind = _letter if is_letter(reference) else _truth if is_boolean(reference) else _phrase
         kind = _number if number(normalize(reference)) is not None else kind
         tagged = functools.partial(_tagged, kind=kind)
@@ -113,10 +113,10 @@ def boxed_answer(text: str) -> str | None:
     return boxes[-1] if boxes else None
 
 
-def _grouped(text: str, found: Sequence[tuple[int, int, str]]) -> list[str]:
+def _grouped(text: str, parts: Sequence[tuple[int, int, str]]) -> list[str]:
     """Joins contents that only "and" or a comma separates; each has its start and end."""
     groups, last = list[list[str]](), 0
-    for start, end, content in found:
+    for start, end, content in parts:
         if groups and _JOINT.fullmatch(text[last:start]):
             groups[-1].append(content)
         else:
@@ -156,8 +156,8 @@ def _last_word(text: str) -> str:
 
 
 def _hashes(text: str) -> str | None:
-    _, found, tail = text.rpartition("####")
-    return tail.strip().partition("\n")[0] if found else None
+    _, hashes, tail = text.rpartition("####")
+    return tail.strip().partition("\n")[0] if hashes else None
 
 
 # ---- letter: so (B)
@@ -182,9 +182,9 @@ def _letter(text: str) -> str | None:
     for pattern, near in (_PHRASE, 40), (_CHOSEN, 0):
         if phrases := list(pattern.finditer(text)):
             end = phrases[-1].end()
-            found = _DIRECT_CHOICE.match(text, end) or _CHOICE.search(text, end, end + near)
-            if found:
-                return found[1].upper()
+            choice = _DIRECT_CHOICE.match(text, end) or _CHOICE.search(text, end, end + near)
+            if choice:
+                return choice[1].upper()
     last_line = text.strip().rpartition("\n")[2]
     letters = _BRACKETED_CHOICE.findall(text) or _CHOICE.findall(last_line)
     return letters[-1].upper() if letters else named_letter(text)
@@ -255,10 +255,10 @@ def _direct(text: str) -> str | None:
     """
     lead = _LEAD.match(text)
     start = lead.end() if lead else 0
-    found = _DIRECT.match(text, start)
-    if not found or not _DIGIT.search(found[0]) or _ARITHMETIC.match(text, found.end()):
+    direct = _DIRECT.match(text, start)
+    if not direct or not _DIGIT.search(direct[0]) or _ARITHMETIC.match(text, direct.end()):
         return None
-    end = found.end()
+    end = direct.end()
     for more in (_LISTED, _SCALE):
         end = after.end() if (after := more.match(text, end)) else end
     return _measured(text[start:end], text, end)
@@ -289,12 +289,12 @@ def _last_number(text: str) -> str | None:
     if not digits:
         return None
     text = text[max(digits[-1] - 300, 0) :]  # a longer expression is no answer
-    found = [match for match in _DIRECT.finditer(text) if _DIGIT.search(match[0])]
-    if not found:
+    expressions = [match for match in _DIRECT.finditer(text) if _DIGIT.search(match[0])]
+    if not expressions:
         return None
-    end = found[-1].end()
+    start, end = expressions[-1].span()
     end = scale.end() if (scale := _SCALE.match(text, end)) else end
-    return _measured(text[found[-1].start() : end].rpartition("=")[2], text, end)
+    return _measured(text[start:end].rpartition("=")[2], text, end)
 
 
 # ---- phrase: the answer is x+1
@@ -319,17 +319,17 @@ def _phrase(text: str) -> str | None:
     rest = text[phrases[-1].end() :].strip()
     sentence = _SENTENCE_END.split(rest, maxsplit=1)[0].strip()
     sentence = _EXPLAINED.split(sentence, maxsplit=1)[0] or sentence
-    own = [formula for formula in _formulas(rest) if formula[0] <= len(sentence)]
-    return _grouped(rest, own)[0] if own else sentence.strip("*_` ")
+    formulas = [formula for formula in _formulas(rest) if formula[0] <= len(sentence)]
+    return _grouped(rest, formulas)[0] if formulas else sentence.strip("*_` ")
 
 
 def _formulas(text: str) -> list[tuple[int, int, str]]:
     """Finds start, end and content of every formula."""
-    found = _FORMULA.finditer(text)
-    return [(match.start(), match.end(), match[match.lastindex or 0]) for match in found]
+    matches = _FORMULA.finditer(text)
+    return [(match.start(), match.end(), match[match.lastindex or 0]) for match in matches]
 
 
-_READERS: dict[How, Callable[[str], str | None]] = {
+_READERS: dict[AnswerForm, Callable[[str], str | None]] = {
     "boxed": boxed_answer,
     "hashes": _hashes,
     "letter": _letter,

@@ -159,13 +159,13 @@ def split(answer: str, is_measured: bool = False) -> tuple[str, str]:
         before, words = text[: start.start()], text[start.start() :]
         if _may_have_unit(before, words, is_measured) and (unit := units.read(words)):
             return before.strip(), unit.name
-    if found := _TEXT.fullmatch(text):
-        value, words = found.groups()
+    if match := _TEXT.fullmatch(text):
+        value, words = match.groups()
         if _NO_UNITS.isdisjoint(words.lower().split()):
             return value.strip(), _words(words)
         text = f"{value} {words.strip()}"
-    if found := _PLAIN.fullmatch(text):
-        value, space, words = found.groups()
+    if match := _PLAIN.fullmatch(text):
+        value, space, words = match.groups()
         parts = re.split(r"[./ ]+", words.strip(" ."))
         if (space or not words.isascii()) and all(map(_is_word, parts)):
             return value.strip(), _words(words)
@@ -286,8 +286,8 @@ def number(value: str) -> Fraction | None:
     scale = 1
     if scaled := _SCALED.fullmatch(text):
         text, scale = scaled[1], _SCALES[scaled[2]]
-    found = _unsigned(text)
-    return None if found is None else sign * scale * found
+    unsigned = _unsigned(text)
+    return None if unsigned is None else sign * scale * unsigned
 
 
 def _unsigned(text: str) -> Fraction | None:

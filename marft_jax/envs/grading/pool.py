@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from marft_jax.envs.base import Grade
 from marft_jax.envs.grading.compare import quick
-from marft_jax.envs.grading.extract import How, extract
+from marft_jax.envs.grading.extract import AnswerForm, extract
 from marft_jax.envs.workers import Workers
 
 WORKER = (sys.executable, "-m", "marft_jax.envs.grading.worker")
@@ -21,7 +21,7 @@ class GradingPool:
     Args:
         workers: answers that are graded at the same time, each in its process.
         seconds: most wall time of one grading.
-        how: accepted form of an answer, see ``extract``.
+        form: accepted form of an answer, see ``extract``.
         command: the worker program.
     """
 
@@ -29,11 +29,11 @@ class GradingPool:
         self,
         workers: int,
         seconds: float,
-        how: How = "auto",
+        form: AnswerForm = "auto",
         command: Sequence[str] = WORKER,
     ) -> None:
-        self._seconds = seconds
-        self._how: How = how
+        self._seconds: float = seconds
+        self._form: AnswerForm = form
         self._workers = Workers(workers, command)
 
     def grade(self, text: str, reference: str) -> Grade:
@@ -44,19 +44,19 @@ class GradingPool:
         """
         answer: str | None = None
         try:
-            answer = extract(text, reference, self._how)
+            answer = extract(text, reference, self._form)
             equal = None if answer is None else quick(reference, answer)
         except Exception:  # whatever a text holds, it is graded
             return Grade(0.0, "crashed", answer or "")
         if answer is None:
             return Grade(0.0, "no answer")
-        verdict = self._ask(reference, answer) if equal is None else _VERDICTS[equal]
+        if equal is None:
+            reply = self._workers.ask({"reference": reference, "answer": answer}, self._seconds)
+            verdict = _VERDICTS[reply["equal"]] if isinstance(reply, dict) else reply
+        else:
+            verdict = _VERDICTS[equal]
         return Grade(float(verdict == "right"), verdict, answer)
 
     def close(self) -> None:
         """Ends the worker processes. May be called again."""
         self._workers.close()
-
-    def _ask(self, reference: str, answer: str) -> str:
-        reply = self._workers.ask({"reference": reference, "answer": answer}, self._seconds)
-        return _VERDICTS[reply["equal"]] if isinstance(reply, dict) else reply

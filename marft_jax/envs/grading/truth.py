@@ -31,12 +31,12 @@ def truth(text: str) -> bool | None:
     >>> truth("Yes, because it is not even."), truth("It isn't true."), truth("I know")
     (True, False, None)
     """
-    found = list(_TRUTH.finditer(text))
+    words = list(_TRUTH.finditer(text))
+    if not words:
+        return None
     starts = _DECORATION.match(text), _DECORATION.match(text, text.rstrip().rfind("\n") + 1)
     ends = [start.end() for start in starts if start]
-    first = next((match for end in ends for match in found if match.start() == end), None)
-    if not found:
-        return None
-    match = first or found[-1]
+    first = next((word for end in ends for word in words if word.start() == end), None)
+    match = first or words[-1]
     is_denied = _NOT.search(text[max(match.start() - 40, 0) : match.start()])
     return bool(match["yes"] or match["shi"] or match["zheng"]) != bool(is_denied)

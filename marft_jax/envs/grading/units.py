@@ -55,16 +55,16 @@ def read(text: str) -> Unit | None:
         text = pattern.sub(replacement, text)
     sign, before, end, size = 1, 1, 0, Fraction(1)
     powers, above, below = dict[str, int](), list[str](), list[str]()
-    while found := _PART.match(text, end):
-        end = found.end()
-        sign = -1 if found["per"] else sign
-        before = _POWERS.get(found["before"], before)
-        if not (word := found["name"]):
+    while part := _PART.match(text, end):
+        end = part.end()
+        sign = -1 if part["per"] else sign
+        before = _POWERS.get(part["before"], before)
+        if not (word := part["name"]):
             continue
         unit = _single(word) or (_single(word.lower()) if len(word) > 1 else None)
         if unit is None or sign < 0 and not above:
             return None
-        power = int(found["power"] or _POWERS.get(found["after"], before)) * sign
+        power = int(part["power"] or _POWERS.get(part["after"], before)) * sign
         size, before = size * unit.size**power, 1
         for base, times in unit.powers:
             powers[base] = powers.get(base, 0) + power * times

@@ -97,8 +97,8 @@ def _roots_apart(item: Any) -> Any:
 
 def _sides(value: str) -> tuple[str, str]:
     """Splits ``y = 2x`` into name and value; a derivative is rewritten in one spelling."""
-    left, found, side = value.partition("=")
-    if not found or "=" in side or not _NAME.fullmatch(left.strip()):
+    left, equals, side = value.partition("=")
+    if not equals or "=" in side or not _NAME.fullmatch(left.strip()):
         return "", value
     name = re.sub(r"\\frac\{([^{}]*)\}\{([^{}]*)\}", r"\1/\2", left).replace("\\partial", "d")
     return re.sub(r"[\s{}]", "", name), side.strip()
@@ -122,8 +122,8 @@ def _parse(value: str, alternatives: bool) -> list[Any]:
 
     normal = LatexExtractionConfig().normalization_config
     config = LatexExtractionConfig(normalization_config=dataclasses.replace(normal, units=False))
-    found = parse(f"${value}$", [config, ExprExtractionConfig()], parsing_timeout=None)  # type: ignore[arg-type]
-    return [_meant(item, alternatives) for item in found]
+    parsed = parse(f"${value}$", [config, ExprExtractionConfig()], parsing_timeout=None)  # type: ignore[arg-type]
+    return [_meant(item, alternatives) for item in parsed]
 
 
 def _meant(item: Any, alternatives: bool) -> Any:
