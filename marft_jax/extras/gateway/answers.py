@@ -41,10 +41,9 @@ class Choice(NamedTuple):
     def message(self) -> dict[str, Any]:
         """Message of the assistant."""
         thought, text = parted(self.text)
-        own: dict[str, Any] = {"role": "assistant"}
-        own["content"] = text if text or not self.calls else None
-        own |= {"reasoning_content": thought} if thought else {}
-        return own | ({"tool_calls": list(self.calls)} if self.calls else {})
+        message = {"role": "assistant", "content": text if text or not self.calls else None}
+        message |= {"reasoning_content": thought} if thought else {}
+        return message | ({"tool_calls": list(self.calls)} if self.calls else {})
 
 
 Parted = tuple[str, str]
@@ -98,11 +97,9 @@ class Answer:
 
     def whole(self, choices: Sequence[Choice]) -> dict[str, Any]:
         """Body of a completion."""
-        found = [
-            {"index": i} | self._said(choice) | self._end(choice)
-            for i, choice in enumerate(choices)
-        ]
-        body = self._body(self.objects[0], found) | {"usage": usage(choices, self.call.n)}
+        numbered = enumerate(choices)
+        whole = [{"index": i} | self._said(choice) | self._end(choice) for i, choice in numbered]
+        body = self._body(self.objects[0], whole) | {"usage": usage(choices, self.call.n)}
         return body | self._read(choices[0])
 
     def more(self, index: int, text: str) -> Iterator[dict[str, Any]]:
@@ -157,7 +154,7 @@ class Answer:
         delta["content"] = text
         self._begun.add(index)
         if calls:
-            delta["tool_calls"] = [{"index": i, **own} for i, own in enumerate(calls)]
+            delta["tool_calls"] = [{"index": i, **called} for i, called in enumerate(calls)]
         return {"delta": delta}
 
     def ends(self, choices: Sequence[Choice]) -> Iterator[dict[str, Any]]:
@@ -169,13 +166,13 @@ class Answer:
             yield self._body(self.objects[1], []) | {"usage": usage(choices, self.call.n)}
 
     def _body(self, kind: str, choices: Sequence[Any]) -> dict[str, Any]:
-        own = {"id": self._id, "object": kind, "created": self._created}
-        return own | {"model": self.call.model, "choices": choices}
+        facts = {"id": self._id, "object": kind, "created": self._created}
+        return facts | {"model": self.call.model, "choices": choices}
 
     def _end(self, choice: Choice) -> dict[str, Any]:
         why = "tool_calls" if choice.calls else "length" if choice.length else "stop"
-        end: dict[str, Any] = {"finish_reason": why}
-        end["logprobs"] = self._logprobs(choice) if self.call.logprobs else None
+        logprobs = self._logprobs(choice) if self.call.logprobs else None
+        end: dict[str, Any] = {"finish_reason": why, "logprobs": logprobs}
         end |= {"token_ids": choice.ids.tolist()} if self.call.ids else {}
         return end | ({"turns": choice.turns} if choice.turns else {})
 
@@ -184,15 +181,15 @@ class Answer:
 
     def _rows(self, choice: Choice) -> list[dict[str, Any]]:
         rows: list[dict[str, Any]] = []
-        found = pieces(choice.ids.tolist(), choice.decode)
+        tokens = pieces(choice.ids.tolist(), choice.decode)
         _, text = self.parted(choice.text)
-        text = "".join(found) if choice.calls or text != choice.text else text
-        before, left = max("".join(found).find(text), 0), len(text)
-        for piece, logprob in zip(found, choice.logprobs.tolist(), strict=True):
-            own = piece[before:][:left]  # the bytes of all tokens together are those of the text
-            before, left = max(before - len(piece), 0), left - len(own)
-            rows.append({"token": piece, "logprob": logprob, "bytes": list(own.encode())})
-            rows[-1]["top_logprobs"] = []
+        text = "".join(tokens) if choice.calls or text != choice.text else text
+        before, left = max("".join(tokens).find(text), 0), len(text)
+        for token, logprob in zip(tokens, choice.logprobs.tolist(), strict=True):
+            part = token[before:][:left]  # the bytes of all tokens together are those of the text
+            before, left = max(before - len(token), 0), left - len(part)
+            row = {"token": token, "logprob": logprob, "bytes": list(part.encode())}
+            rows.append(row | {"top_logprobs": []})
         return rows
 
 

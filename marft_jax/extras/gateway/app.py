@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import functools
-import hmac
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
@@ -19,7 +16,7 @@ from starlette.routing import Route
 from marft_jax.extras.gateway import http
 from marft_jax.extras.gateway.answers import Answer, Choice, settled, usage
 from marft_jax.extras.gateway.errors import ApiError
-from marft_jax.extras.gateway.paths import READS, Read, reply_of
+from marft_jax.extras.gateway.paths import Read, reply_of
 from marft_jax.extras.gateway.protocol import Call
 from marft_jax.extras.gateway.served_team import ServedTeam, Watch
 from marft_jax.sampling.batcher import Batcher
@@ -68,12 +65,9 @@ def make_app(
         keys: a call must send one of them; without keys every call is admitted.
         names: of hosts that it answers to, beside those of the loopback address.
     """
-    gate = _Gate(team, batcher, reload, [key.encode() for key in keys], limits)
+    gate = _Gate(team, batcher, reload, keys, limits)
     routes = [
-        *(
-            Route(f"/v1{path}", functools.partial(gate.complete, read), methods=["POST"])
-            for path, read in READS.items()
-        ),
+        *http.completion_routes("/v1", gate.complete),
         Route("/v1/models", gate.models),
         Route("/v1/models/{name:path}", gate.models),
         Route("/health", gate.health),
@@ -83,9 +77,6 @@ def make_app(
     return http.make_app(routes, gate.metrics.count, names)
 
 
-_News = tuple[int, np.ndarray, np.ndarray]  # number of a choice, its prompt, its ids so far
-
-
 @dataclasses.dataclass
 class _Gate:
     """Handlers; ``choices`` counts what is asked and not answered."""
@@ -93,21 +84,21 @@ class _Gate:
     team: ServedTeam
     batcher: Batcher
     load: Callable[[], Awaitable[int]]
-    keys: Sequence[bytes]
+    keys: Sequence[str]
     limits: http.Limits
     choices: int = 0
     metrics: Metrics = dataclasses.field(default_factory=Metrics)
     loading: asyncio.Lock = dataclasses.field(default_factory=asyncio.Lock)
 
     async def complete(self, read: Read, request: Request) -> Response:
-        self._check_key(request)
+        http.check_key(request, self.keys)
         answer = read(await http.read_body(request, self.limits))
         call = answer.call
         if self.choices + call.choices > self.limits.choices:
             raise ApiError(429, "too many calls wait; try again later", code="queue_full")
         if not call.stream:
             choices = await http.unless_gone(request, self._answer(call))
-            return http.respond(reply_of(answer, choices))
+            return Response(**reply_of(answer, choices))
         pieces = self._pieces(answer)
         first = await http.unless_gone(request, anext(pieces))  # an error keeps its own status
         return http.stream(first, pieces)
@@ -130,10 +121,10 @@ class _Gate:
     async def _pieces(self, answer: Answer) -> AsyncIterator[dict[str, Any]]:
         """Chunks: text while it is sampled, everything else at the end."""
         call, strip = answer.call, not answer.call.prompts
-        loop, news = asyncio.get_running_loop(), asyncio.Queue[_News | None]()
+        loop, news = asyncio.get_running_loop(), asyncio.Queue[Any]()
 
-        def watch(number: int, prompt: np.ndarray, ids: np.ndarray) -> None:
-            loop.call_soon_threadsafe(news.put_nowait, (number, prompt, ids))
+        def watch(*new: Any) -> None:
+            loop.call_soon_threadsafe(news.put_nowait, new)
 
         task = asyncio.create_task(self._answer(call, watch))
         task.add_done_callback(lambda _: news.put_nowait(None))
@@ -150,9 +141,9 @@ class _Gate:
             task.cancel()
 
     async def models(self, request: Request) -> Response:
-        self._check_key(request)
-        own = {"object": "model", "created": 0, "owned_by": "marft_jax"}
-        data = {name: {"id": name} | own for name in self.team.models}
+        http.check_key(request, self.keys)
+        facts = {"object": "model", "created": 0, "owned_by": "marft_jax"}
+        data = {name: {"id": name} | facts for name in self.team.models}
         if (name := request.path_params.get("name")) is None:
             return JSONResponse({"object": "list", "data": [*data.values()]})
         return JSONResponse(data[self.team.find(name)])
@@ -162,20 +153,13 @@ class _Gate:
         return JSONResponse({"status": "ok" if alive else "failed"}, 200 if alive else 503)
 
     async def show_metrics(self, request: Request) -> Response:
-        self._check_key(request)
+        http.check_key(request, self.keys)
         waiting = self.batcher.unanswered
         text = self.metrics.text(choices_open=self.choices, requests_unanswered=waiting)
         return PlainTextResponse(text)
 
     async def reload(self, request: Request) -> Response:
-        self._check_key(request)
+        http.check_key(request, self.keys)
         http.check_kind(request)
         async with self.loading:
             return JSONResponse({"loaded": await self.load()})
-
-    def _check_key(self, request: Request) -> None:
-        key = http.bearer(request)
-        fits = [hmac.compare_digest(key, own) for own in self.keys]
-        if self.keys and not any(fits):
-            what = "expected Authorization: Bearer KEY, with a key that this server knows"
-            raise ApiError(401, what, code="invalid_api_key")

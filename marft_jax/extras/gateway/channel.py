@@ -27,8 +27,7 @@ from marft_jax.background import Place, users, users_loop
 from marft_jax.envs.threads import UserCall
 from marft_jax.extras.gateway.answers import Choice
 from marft_jax.extras.gateway.errors import ApiError
-from marft_jax.extras.gateway.protocol import Call
-from marft_jax.formats import foreign
+from marft_jax.extras.gateway.protocol import Call, read_json
 from marft_jax.plugins import shown
 
 Play = Callable[[int, Any], Any]
@@ -69,7 +68,7 @@ class Channel:
 
     def __init__(self, play: Play, enter: Callable[[Channel], str]) -> None:
         self.play, self.is_async = play, inspect.iscoroutinefunction(play)
-        self._enter = enter
+        self.enter = enter
         self._lock, self._closed, self._over = threading.RLock(), False, False
         self._held, self._open = list[PendingCall](), list[PendingCall]()
         self._error: BaseException | None = None
@@ -82,10 +81,6 @@ class Channel:
         self.returned: Any = None
         self.sent: Any = None
         self.name, self.token = secrets.token_hex(8), secrets.token_urlsafe()
-
-    def url(self) -> str:
-        """Returns the URL of the episode."""
-        return self._enter(self)
 
     def start(self) -> None:
         """Runs the program: an ``async`` one on the event loop of users' code, until it waits;
@@ -123,16 +118,16 @@ class Channel:
         Args:
             place: of the task that made it.
         """
-        asked = PendingCall(call, Future(), place)
+        pending = PendingCall(call, Future(), place)
         with self._lock:
             if self._closed:
-                asked.future.set_exception(_over())
-                return asked.future
+                pending.future.set_exception(_over())
+                return pending.future
             if not self._held:
                 self._began, self._passes = time.monotonic(), 0
-            self._held.append(asked)
+            self._held.append(pending)
         self._look()
-        return asked.future
+        return pending.future
 
     def begin(self, pause: UserCall[Any]) -> None:
         """Begins a pause, which ends with the next calls; with none once the program has returned,
@@ -171,8 +166,8 @@ class Channel:
         with self._lock:
             if self._pause is None or not (self._held or self._over):
                 return
-            held, self._held = sorted(self._held, key=lambda own: own.order), []
-            calls = [own for own in held if own.future.set_running_or_notify_cancel()]
+            held, self._held = sorted(self._held, key=lambda call: call.order), []
+            calls = [call for call in held if call.future.set_running_or_notify_cancel()]
             if not calls and not self._over:
                 return
             self._open += calls
@@ -183,12 +178,12 @@ class Channel:
         """Answers calls, all at once, and waits until an ``async`` program waits again."""
 
         def give() -> None:
-            for asked, choices in answers:
+            for call, choices in answers:
                 with contextlib.suppress(InvalidStateError):  # the episode is over
                     if isinstance(choices, ApiError):
-                        asked.future.set_exception(choices)
+                        call.future.set_exception(choices)
                     else:
-                        asked.future.set_result(choices)
+                        call.future.set_result(choices)
 
         if self.is_async:
             users_loop().call_soon_threadsafe(give)
@@ -202,10 +197,7 @@ class Channel:
         Raises:
             ApiError: it is neither a number nor a number for each agent.
         """
-        try:
-            reward = foreign.loads(body.decode())
-        except ValueError as error:
-            raise ApiError(400, f"expected JSON: {error}"[:200]) from None
+        reward = read_json(body)
         parts = [*reward.values()] if isinstance(reward, dict) else [reward]
         if not parts or any(type(part) not in (int, float) for part in parts):
             what = "expected a number, or an object of agents and their numbers"
@@ -218,9 +210,9 @@ class Channel:
         """Ends the episode: the program's task, and all that waits for an answer."""
         with self._lock:
             self._closed, left = True, [*self._open, *self._held]
-        for asked in left:
+        for call in left:
             with contextlib.suppress(InvalidStateError):  # it is answered
-                asked.future.set_exception(_over())
+                call.future.set_exception(_over())
         if self._task is not None:
             self._task.cancel()
             with contextlib.suppress(ValueError):

@@ -9,12 +9,12 @@ from typing import Any
 import httpx
 import openai
 
-from marft_jax.background import UsersLoop
+from marft_jax.background import Place, UsersLoop
 from marft_jax.errors import BadInput
 from marft_jax.extras.gateway.answers import Answer, Choice
 from marft_jax.extras.gateway.channel import Channel
 from marft_jax.extras.gateway.errors import ApiError
-from marft_jax.extras.gateway.paths import READS, Reply, refusal, reply_of
+from marft_jax.extras.gateway.paths import READS, refusal, reply_of
 
 _HERE = "http://program/v1"
 
@@ -23,44 +23,32 @@ class _Transport(httpx.BaseTransport, httpx.AsyncBaseTransport):
     """Answers requests as the endpoint does."""
 
     def __init__(self, channel: Channel) -> None:
-        self._channel = channel
+        self.channel = channel
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
         try:
             answer, future = self._take(request)
-            return _response(reply_of(answer, future.result()))
+            return httpx.Response(**reply_of(answer, future.result()))
         except (ApiError, BadInput) as error:
-            return _response(refusal(error))
+            return httpx.Response(**refusal(error))
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         loop = asyncio.get_running_loop()
         try:
             place = loop.place if isinstance(loop, UsersLoop) else None
             answer, future = self._take(request, place)
-            return _response(reply_of(answer, await asyncio.wrap_future(future)))
+            return httpx.Response(**reply_of(answer, await asyncio.wrap_future(future)))
         except (ApiError, BadInput) as error:
-            return _response(refusal(error))
+            return httpx.Response(**refusal(error))
 
     def _take(
-        self, request: httpx.Request, place: Any = None
+        self, request: httpx.Request, place: Place | None = None
     ) -> tuple[Answer, Future[list[Choice]]]:
         path = request.url.path.removeprefix("/v1")
         if request.method != "POST" or path not in READS:
             raise ApiError(404, f"expected POST {', '.join(READS)}, got {request.method} {path}")
         answer = READS[path](request.content)
-        return answer, self._channel.take(answer.call, place)
-
-
-def _response(reply: Reply) -> httpx.Response:
-    return httpx.Response(reply.status, headers={"content-type": reply.kind}, content=reply.body)
-
-
-class _Http(httpx.Client):
-    channel: Channel
-
-
-class _AsyncHttp(httpx.AsyncClient):
-    channel: Channel
+        return answer, self.channel.take(answer.call, place)
 
 
 class _OfProgram:
@@ -75,7 +63,11 @@ class _OfProgram:
 
     @property
     def base_url(self) -> Any:
-        return self._client.channel.url()
+        return self._channel.enter(self._channel)
+
+    @property
+    def _channel(self) -> Channel:
+        return self._client._transport.channel
 
     def _prepare_url(self, url: str) -> Any:
         return super()._prepare_url(f"{_HERE}{url}")  # pyright: ignore
@@ -85,8 +77,7 @@ class _OfProgram:
 
         Those of an episode that is over may be used again if none of its callers is left.
         """
-        channel = self._client.channel
-        channel.name, channel.token = name, token
+        self._channel.name, self._channel.token = name, token
         self.api_key = token
 
 
@@ -100,7 +91,6 @@ class AsyncClient(_OfProgram, openai.AsyncOpenAI):
 
 def make_client(channel: Channel) -> Client | AsyncClient:
     """Makes the client of a program; a call is made once, and takes as long as it takes."""
-    kind, http = (AsyncClient, _AsyncHttp) if channel.is_async else (Client, _Http)
-    own: Any = http(transport=_Transport(channel), timeout=None)
-    own.channel = channel
-    return kind(base_url=_HERE, api_key=channel.token, http_client=own, max_retries=0)
+    client, http = (AsyncClient, httpx.AsyncClient) if channel.is_async else (Client, httpx.Client)
+    inner: Any = http(transport=_Transport(channel), timeout=None)
+    return client(base_url=_HERE, api_key=channel.token, http_client=inner, max_retries=0)

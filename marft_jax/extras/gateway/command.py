@@ -45,16 +45,16 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     parser = cli.run_parser("marft_jax.serve", __doc__)
     what = "openai: a team answers; tinker: clients train and sample adapters (--api tinker --help)"
     parser.add_argument("--api", choices=["openai", "tinker"], default="openai", help=what)
-    own_flags(parser)
+    add_server_flags(parser)
     with cli.boundary():
-        own, rest = parser.parse_known_args(argv)
-        keys, names = read_keys(own)
-        config = cli.parse_run(own.run, own.base, rest, "marft_jax.serve", plays_tasks=False)
+        flags, rest = parser.parse_known_args(argv)
+        keys, names = read_keys(flags)
+        config = cli.parse_run(flags.run, flags.base, rest, "marft_jax.serve", plays_tasks=False)
         with needs("serve"):
             from marft_jax.extras.gateway import http
         with (
-            listen(own.host, own.port) as listener,
-            open_app(own.run, config, own.step, keys, names=names) as app,
+            listen(flags.host, flags.port) as listener,
+            open_app(flags.run, config, flags.step, keys, names=names) as app,
         ):
             serve(app, listener, http.DEFAULT, "/v1")
     sys.exit(0)
@@ -128,11 +128,11 @@ def open_app(
 def _player(playing: PlaySetup, share: Any, team: Team, create: Callable[[], Any]) -> Player:
     from marft_jax.run.playing import make_player
 
-    own = playing._replace(sampler=share, team=team, stop=lambda: share.dropped)
-    return make_player(own, EnvSource(create), Stream.EVALUATION)
+    setup = playing._replace(sampler=share, team=team, stop=lambda: share.dropped)
+    return make_player(setup, EnvSource(create), Stream.EVALUATION)
 
 
-def own_flags(parser: cli.Parser) -> None:
+def add_server_flags(parser: cli.Parser) -> None:
     """Adds the flags of a server of either API."""
     parser.add_argument("--host", default="127.0.0.1", help="the address to listen at (loopback)")
     parser.add_argument("--port", default=8000, type=int, help="the port; 0 takes a free one")
@@ -144,13 +144,13 @@ def own_flags(parser: cli.Parser) -> None:
     )
 
 
-def read_keys(own: Any) -> tuple[list[str], list[str]]:
+def read_keys(flags: Any) -> tuple[list[str], list[str]]:
     """The keys that callers must send, and names of hosts that the server answers to."""
-    names = [own.host, *(name for part in own.allow_host for name in part.split(","))]
+    names = [flags.host, *(name for part in flags.allow_host for name in part.split(","))]
     for name in names[1:]:
         if not name_of(name):
             raise BadInput(f"--allow_host: expected the name of a host, got {name!r:.80}")
-    if (file := own.api_key_file) is None:
+    if (file := flags.api_key_file) is None:
         return [], names
     raw = documents.read_bytes(file, "--api_key_file").decode("utf-8-sig", "replace")
     keys = [line.strip() for line in raw.splitlines() if line.strip()]

@@ -20,21 +20,21 @@ def read(body: bytes) -> Answer:
     """Reads the body of a completion; raises ``ApiError``, 400, with the field that is wrong."""
     fields = read_object(body)
     refuse_unless_neutral(fields, _NEUTRAL)
-    given = {"max_tokens": _TOKENS} | {k: v for k, v in fields.items() if v is not None}
-    given["logprobs"] = not (fields.get("logprobs") is None or fields["logprobs"] is False)
-    return _Completion(call_of(given, _prompts(fields.get("prompt"))))
+    chat = {"max_tokens": _TOKENS} | {k: v for k, v in fields.items() if v is not None}
+    chat["logprobs"] = not (fields.get("logprobs") is None or fields["logprobs"] is False)
+    return _Completion(call_of(chat, _prompts(fields.get("prompt"))))
 
 
 def _prompts(given: Any) -> list[str | tuple[int, ...]]:
-    many = given if isinstance(given, list) and not _is_ids(given) else [given]
-    if not many or not all(isinstance(one, str) or _is_ids(one) for one in many):
+    prompts = given if isinstance(given, list) and not _is_ids(given) else [given]
+    if not prompts or not all(isinstance(prompt, str) or _is_ids(prompt) for prompt in prompts):
         what = "a text, token ids, or a list of these"
         raise ApiError(400, f"prompt: expected {what}, got {shown(given)}", "prompt")
-    return [text_of("prompt", one) if isinstance(one, str) else tuple(one) for one in many]
+    return [text_of("prompt", p) if isinstance(p, str) else tuple(p) for p in prompts]
 
 
 def _is_ids(value: Any) -> bool:
-    return isinstance(value, list) and bool(value) and all(type(one) is int for one in value)
+    return isinstance(value, list) and bool(value) and all(type(i) is int for i in value)
 
 
 class _Completion(Answer):
@@ -55,9 +55,11 @@ class _Completion(Answer):
         return {"text": text}
 
     def _logprobs(self, choice: Choice) -> dict[str, Any]:
-        rows = self._rows(choice)
-        tokens, logprobs = zip(*((row["token"], row["logprob"]) for row in rows), strict=True)
-        offsets = [0, *itertools.accumulate(map(len, tokens))][:-1]
-        most = [{token: logprob} for token, logprob in zip(tokens, logprobs, strict=True)]
-        found = dict(text_offset=offsets, token_logprobs=logprobs, tokens=tokens)
-        return found | {"top_logprobs": most}
+        rows = [(row["token"], row["logprob"]) for row in self._rows(choice)]
+        tokens, logprobs = zip(*rows, strict=True)
+        return {
+            "text_offset": [0, *itertools.accumulate(map(len, tokens))][:-1],
+            "token_logprobs": logprobs,
+            "tokens": tokens,
+            "top_logprobs": [{token: logprob} for token, logprob in rows],
+        }

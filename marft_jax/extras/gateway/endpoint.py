@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import weakref
-from functools import partial
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -12,9 +11,11 @@ from starlette.routing import Route
 
 from marft_jax.background import users, users_loop
 from marft_jax.extras.gateway import http
+from marft_jax.extras.gateway.answers import Choice
 from marft_jax.extras.gateway.channel import Channel
 from marft_jax.extras.gateway.errors import ApiError
-from marft_jax.extras.gateway.paths import READS, Read, reply_of
+from marft_jax.extras.gateway.paths import Read
+from marft_jax.extras.gateway.protocol import Call
 from marft_jax.formats.hosts import listen
 
 _CLOSE_SECONDS = 10.0
@@ -27,14 +28,11 @@ class Endpoint:
     def __init__(self) -> None:
         self._channels: weakref.WeakValueDictionary[bytes, Channel] = weakref.WeakValueDictionary()
         routes = [
-            *(
-                Route(f"/{{episode}}/v1{path}", partial(self._complete, read), methods=["POST"])
-                for path, read in READS.items()
-            ),
+            *http.completion_routes("/{episode}/v1", self._complete),
             Route("/{episode}/v1/reward", self._reward, methods=["POST"]),
         ]
         limits = http.Limits(grace_seconds=_CLOSE_SECONDS)
-        self._server = http.make_server(http.make_app(routes, lambda _: None), limits)
+        self._server = http.make_server(http.make_app(routes), limits)
         self._listener = listen("127.0.0.1", 0)
         self._served = users().start(self._server.serve([self._listener]))
 
@@ -51,9 +49,7 @@ class Endpoint:
         self._listener.close()
 
     def _channel_of(self, request: Request) -> Channel:
-        # some frameworks set the bearer token themselves
-        key = request.headers.get("x-api-key", "").encode("latin-1") or http.bearer(request)
-        channel = self._channels.get(key)
+        channel = self._channels.get(http.key_of(request))
         if channel is None or channel.name != request.path_params["episode"]:
             raise ApiError(401, "expected the token of an episode", code="invalid_api_key")
         return channel
@@ -66,8 +62,9 @@ class Endpoint:
 
     async def _complete(self, read: Read, request: Request) -> Response:
         channel = self._channel_of(request)
-        answer = read(await http.read_body(request))
-        place = users_loop().writer(request.client.port) if request.client else None
-        future = channel.take(answer.call, place)
-        choices = await http.unless_gone(request, asyncio.wrap_future(future))
-        return http.respond(reply_of(answer, choices))
+
+        def choices_of(call: Call) -> asyncio.Future[list[Choice]]:
+            place = users_loop().writer(request.client.port) if request.client else None
+            return asyncio.wrap_future(channel.take(call, place))
+
+        return await http.complete(read, request, choices_of)

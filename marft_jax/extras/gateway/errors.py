@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 from marft_jax.errors import BadInput, one_line
@@ -17,10 +19,18 @@ class ApiError(Exception):
     @property
     def body(self) -> dict[str, Any]:
         kinds = {401: "authentication_error", 429: "rate_limit_error"}
-        usual = "invalid_request_error" if self.status < 500 else "server_error"
-        kind = kinds.get(self.status, usual)
-        fields = dict(message=str(self), type=kind, param=self.param, code=self.code)
-        return {"error": fields}
+        default = "invalid_request_error" if self.status < 500 else "server_error"
+        kind = kinds.get(self.status, default)
+        return {"error": dict(message=str(self), type=kind, param=self.param, code=self.code)}
+
+
+@contextlib.contextmanager
+def naming(param: str, code: str = "") -> Iterator[None]:
+    """Refuses a call for bad input, with the field that has it."""
+    try:
+        yield
+    except BadInput as error:
+        raise ApiError(400, str(error), param, code) from None
 
 
 def refused(error: Exception) -> ApiError:

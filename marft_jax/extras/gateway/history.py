@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import secrets
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
@@ -16,7 +17,7 @@ import numpy as np
 
 from marft_jax.errors import BadInput, described
 from marft_jax.extras.gateway.answers import Choice
-from marft_jax.extras.gateway.errors import ApiError
+from marft_jax.extras.gateway.errors import ApiError, naming
 from marft_jax.extras.gateway.protocol import Call
 from marft_jax.models.tokenizers.tokenizer import Message, Tokenizer
 from marft_jax.plugins import load_extra, shown
@@ -26,6 +27,7 @@ from marft_jax.tools import check_form, find_calls, for_model, form_with_calls, 
 from marft_jax.types import Act, Sampling, Turn, without_thinking
 
 _Spoken = tuple[Any, ...]
+Sampled = tuple[np.ndarray, np.ndarray, bool, np.ndarray]
 
 
 def prompts_of(team: Team, agent: int, call: Call) -> list[np.ndarray]:
@@ -36,19 +38,14 @@ def prompts_of(team: Team, agent: int, call: Call) -> list[np.ndarray]:
     """
     if not call.prompts:
         return [_encode_chat(team, agent, call)]
-    tokenizer, found = team.tokenizers[agent], list[np.ndarray]()
+    tokenizer, prompts = team.tokenizers[agent], list[np.ndarray]()
     for prompt in call.prompts:
         ids = tokenizer.encode(prompt, special=True) if isinstance(prompt, str) else [*prompt]
         if not ids or not {*ids} <= tokenizer.tokens:
             what = f"prompt: expected ids that have a token, at least one, got {shown(prompt)}"
             raise ApiError(400, what, "prompt")
-        found.append(np.asarray(ids, np.int32))
-    return found
-
-
-def continuation(tokenizer: Tokenizer, ids: np.ndarray, stop: Sequence[str]) -> str:
-    """Text that continues a prompt, with white space around it."""
-    return cut(tokenizer.decode(ids.tolist()), stop)[0].rstrip("\ufffd")
+        prompts.append(np.asarray(ids, np.int32))
+    return prompts
 
 
 def _encode_chat(team: Team, agent: int, call: Call) -> np.ndarray:
@@ -68,10 +65,8 @@ def _encode_chat(team: Team, agent: int, call: Call) -> np.ndarray:
 def check_tools(tokenizer: Tokenizer, call: Call) -> None:
     """Raises ``ApiError`` for tools and their answers where the chat template has none."""
     if call.tools or any("tool_calls" in m or m["role"] == "tool" for m in call.messages):
-        try:
+        with naming("tools", "unsupported_parameter"):
             check_form(tokenizer)
-        except BadInput as error:
-            raise ApiError(400, str(error), "tools", "unsupported_parameter") from None
 
 
 def form_of(team: Team, agent: int, call: Call) -> str:
@@ -84,49 +79,58 @@ def form_of(team: Team, agent: int, call: Call) -> str:
         ApiError: a tool's name or the schema of its arguments cannot be a constraint.
     """
     form, tokenizer = call.form or team.profiles[agent].form, team.tokenizers[agent]
-    named = {tool["function"]["name"]: tool for tool in call.tools}
-    try:
-        if call.required or form and named:
-            asked = [named[name] for name in call.required or named]
-            form = form_with_calls("" if call.required else form, asked, tokenizer)
-            for name in call.required or named:
-                load_extra("form.check")(
-                    json.dumps(named[name]["function"].get("parameters") or {}),
-                    f"tools: {name}: parameters",
-                )
+    tools = {tool["function"]["name"]: tool for tool in call.tools}
+    tools = {name: tools[name] for name in call.required or tools}
+    with naming("tools"):
+        if call.required or form and tools:
+            form = form_with_calls("" if call.required else form, [*tools.values()], tokenizer)
+            for name, tool in tools.items():
+                parameters = json.dumps(tool["function"].get("parameters") or {})
+                load_extra("form.check")(parameters, f"tools: {name}: parameters")
         if form:
             load_extra("form.check")(form, "tools", tokenizer)
-    except BadInput as error:
-        raise ApiError(400, str(error), "tools") from None
     return form
 
 
-def split_calls(
-    tokenizer: Tokenizer, call: Call, ids: np.ndarray, text: str, prefix: str, form: str
-) -> tuple[str, tuple[Message, ...]]:
-    """What an answer says beside its calls of tools, and these.
+def choice_of(
+    call: Call,
+    tokenizer: Tokenizer,
+    sampled: Sampled,
+    text: str,
+    stop: Sequence[str],
+    form: str = "",
+    prefix: str | None = None,
+) -> Choice:
+    """Makes a choice of what an agent sampled: its calls of tools, and what it says beside them.
 
     Args:
-        text: of the ids, up to a stop text.
+        sampled: the ids, their log-probs, a flag for an answer that was cut off, and the prompt.
+        text: of the ids, up to a stop text. A prompt that is continued keeps its white space.
+        stop: texts that end it.
         form: see ``form_of``.
+        prefix: of the ids of calls; None: a random one.
     """
-    names = [tool["function"]["name"] for tool in call.tools]
-    content, calls = find_calls(ids.tolist(), call.tools, tokenizer, form)
+    ids, names = sampled[0].tolist(), [tool["function"]["name"] for tool in call.tools]
+    if call.prompts:
+        text = cut(tokenizer.decode(ids), stop)[0].rstrip("\ufffd")
+    content, calls = find_calls(ids, call.tools, tokenizer, form)
     if text.startswith("<think>") and not content.startswith("<think>"):
         content = f"<think>{content}"  # the prompt opened it
-    known = [own for own in calls if own.name in names]  # a client cannot answer others
-    known = known if call.parallel else known[:1]
-    return (cut(content, call.stop)[0], with_ids(known, prefix)) if known else (text, ())
+    known = [called for called in calls if called.name in names]  # a client cannot answer others
+    if known:
+        text = cut(content, call.stop)[0]
+    known = with_ids(known if call.parallel else known[:1], prefix or secrets.token_hex(3)[:5])
+    return Choice(text, *sampled, tokenizer.decode, calls=known)
 
 
 def sampling_of(team: Team, call: Call, agent: int, prompt: int = 0) -> Sampling:
     """Sampling of an agent; no more tokens than it may write, and than there is room for."""
-    own, room = team.sampling[agent], team.contexts[agent] - prompt
+    usual, room = team.sampling[agent], team.contexts[agent] - prompt
     if room < 1:
         what = f"messages: {prompt} tokens fill the context of {team.contexts[agent]}"
         raise ApiError(400, what, "messages", "context_length_exceeded")
-    wanted = own._replace(**call.sampling)
-    return wanted._replace(max_new_tokens=min(wanted.max_new_tokens, own.max_new_tokens, room))
+    wanted = usual._replace(**call.sampling)
+    return wanted._replace(max_new_tokens=min(wanted.max_new_tokens, usual.max_new_tokens, room))
 
 
 class History:
@@ -173,14 +177,9 @@ class History:
         choices: list[Choice] = []
         for turn in turns:
             tokenizer = self._team.tokenizers[turn.agent]
-            text = turn.text
-            if call.prompts:
-                stop = call.stop or self._team.sampling[turn.agent].stop
-                text = continuation(tokenizer, turn.action, stop)
-            own = text, f"c{turn.index:04d}", turn.form
-            text, calls = split_calls(tokenizer, call, turn.action, *own)
             sampled = turn.action, turn.logprobs, turn.truncated, turn.prompt
-            choice = Choice(text, *sampled, tokenizer.decode, calls=calls)
+            stop, prefix = call.stop or self._team.sampling[turn.agent].stop, f"c{turn.index:04d}"
+            choice = choice_of(call, tokenizer, sampled, turn.text, stop, turn.form, prefix)
             choices.append(choice)
             spoken = _spoken(call, [*call.messages, choice.message])
             if not call.prompts:
@@ -213,18 +212,18 @@ class History:
         shown = "\n".join(message["content"] for message in messages)
         heard = {_message(message) for message in messages}
         before = () if known is None else (*known.sees, known.index)
-        found = [
+        repeated = [
             turn.index
             for turn, (_, written) in zip(self._turns, self._written, strict=True)
-            if (own := without_thinking(turn.text)) and (own in shown or written in heard)
+            if (said := without_thinking(turn.text)) and (said in shown or written in heard)
         ]
-        return tuple(sorted({*before, *found}))
+        return tuple(sorted({*before, *repeated}))
 
     def _number(self, act: Act, seed: int | None) -> int:
         """Number of a random stream: from what is asked, and how often that was asked before."""
-        asked = f"{act.agent} {tuple(act.sampling)} {seed} ".encode() + act.prompt.tobytes()
-        self._asked[asked] += 1
-        digest = hashlib.blake2b(asked + b" %d" % self._asked[asked], digest_size=8)
+        content = f"{act.agent} {tuple(act.sampling)} {seed} ".encode() + act.prompt.tobytes()
+        self._asked[content] += 1
+        digest = hashlib.blake2b(content + b" %d" % self._asked[content], digest_size=8)
         return int.from_bytes(digest.digest(), "big")
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import functools
+import hmac
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
@@ -11,14 +13,16 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from marft_jax.errors import BadInput, RunFailed
+from marft_jax.extras.gateway.answers import Choice
 from marft_jax.extras.gateway.errors import ApiError, refused
-from marft_jax.extras.gateway.paths import DONE, EVENTS, Reply, event
-from marft_jax.formats import hosts, jsonlines
+from marft_jax.extras.gateway.paths import DONE, EVENTS, READS, Read, event, refusal, reply_of
+from marft_jax.extras.gateway.protocol import Call
+from marft_jax.formats import hosts
 
 _T = TypeVar("_T")
 
@@ -40,7 +44,9 @@ _JSON = ("application/json",)
 
 
 def make_app(
-    routes: Sequence[Route], count: Callable[[int], None], names: Sequence[str] = ()
+    routes: Sequence[Route],
+    count: Callable[[int], object] = lambda status: None,
+    names: Sequence[str] = (),
 ) -> Starlette:
     """Makes an application that reports every error in the format of the API.
 
@@ -50,11 +56,11 @@ def make_app(
     """
 
     async def refuse(request: Request, error: Exception) -> Response:
-        refusal = _refusal(error)
-        count(refusal.status)
-        later = {"retry-after": "1"} if refusal.status in (429, 503) else None
-        body = jsonlines.plain(refusal.body)  # what a caller sent may hold lone surrogates
-        return JSONResponse(body, refusal.status, later)
+        reply = Response(**refusal(_of_the_api(error)))
+        count(reply.status_code)
+        if reply.status_code in (429, 503):
+            reply.headers["retry-after"] = "1"
+        return reply
 
     def to_known_hosts(app: ASGIApp) -> ASGIApp:
         async def checked(scope: Scope, receive: Receive, send: Send) -> None:
@@ -74,13 +80,11 @@ def make_app(
     )
 
 
-def _refusal(error: Exception) -> ApiError:
-    """An error as the API reports it."""
+def _of_the_api(error: Exception) -> Exception:
+    """An error of starlette as the API reports it."""
     if isinstance(error, HTTPException):
         return ApiError(error.status_code, error.detail)
-    if isinstance(error, ClientDisconnect):
-        return ApiError(499, "the client has left")
-    return refused(error)
+    return ApiError(499, "the client has left") if isinstance(error, ClientDisconnect) else error
 
 
 def make_server(app: Starlette, limits: Limits = DEFAULT) -> uvicorn.Server:
@@ -100,11 +104,21 @@ def make_server(app: Starlette, limits: Limits = DEFAULT) -> uvicorn.Server:
     )
 
 
-def bearer(request: Request) -> bytes:
-    """The key that a call comes with."""
-    kind, _, key = request.headers.get("authorization", "").partition(" ")
-    own = key.strip(" \t").encode("latin-1")  # the bytes that were sent
-    return own if kind.lower() == "bearer" else b""
+def key_of(request: Request) -> bytes:
+    """The key that a call comes with, as ``X-API-Key`` or as a bearer token; b"" without one."""
+    key = request.headers.get("x-api-key", "")
+    kind, _, token = request.headers.get("authorization", "").partition(" ")
+    key = key or (token.strip(" \t") if kind.lower() == "bearer" else "")
+    return key.encode("latin-1")  # the bytes that were sent
+
+
+def check_key(request: Request, keys: Sequence[str]) -> None:
+    """Refuses a call without one of the keys; without keys every call is admitted."""
+    key = key_of(request)
+    fits = [hmac.compare_digest(key, known.encode()) for known in keys]
+    if keys and not any(fits):
+        what = "a key that this server knows, as Authorization: Bearer KEY or X-API-Key: KEY"
+        raise ApiError(401, f"expected {what}", code="invalid_api_key")
 
 
 async def read_body(
@@ -149,9 +163,21 @@ async def _left(request: Request) -> None:
         pass
 
 
-def respond(reply: Reply) -> Response:
-    """A whole reply."""
-    return Response(reply.body, reply.status, media_type=reply.kind)
+def completion_routes(root: str, complete: Callable[..., Awaitable[Response]]) -> list[Route]:
+    """Routes of the paths that answer; each calls ``complete(read, request)``."""
+    return [
+        Route(f"{root}{path}", functools.partial(complete, read), methods=["POST"])
+        for path, read in READS.items()
+    ]
+
+
+async def complete(
+    read: Read, request: Request, choices_of: Callable[[Call], Awaitable[Sequence[Choice]]]
+) -> Response:
+    """Reads a call, and replies to it as a whole."""
+    answer = read(await read_body(request))
+    choices = await unless_gone(request, choices_of(answer.call))
+    return Response(**reply_of(answer, choices))
 
 
 def stream(first: dict[str, Any], later: AsyncIterator[dict[str, Any]]) -> Response:
@@ -166,6 +192,6 @@ def stream(first: dict[str, Any], later: AsyncIterator[dict[str, Any]]) -> Respo
             if "type" not in body:
                 yield DONE
         except (ApiError, BadInput, RunFailed) as error:
-            yield event(_refusal(error).body)
+            yield event(refused(error).body)
 
-    return StreamingResponse(events(), media_type=EVENTS)
+    return StreamingResponse(events(), headers=EVENTS)

@@ -3,46 +3,47 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from marft_jax.extras.gateway import completions, responses
 from marft_jax.extras.gateway.answers import Answer, Choice
 from marft_jax.extras.gateway.errors import refused
-from marft_jax.extras.gateway.protocol import read_call
+from marft_jax.extras.gateway.protocol import call_of, read_object
 from marft_jax.formats import jsonlines
 
 Read = Callable[[bytes], Answer]
 """Reads the body of a call; raises ``ApiError`` where it is wrong."""
 READS: dict[str, Read] = {
-    "/chat/completions": lambda body: Answer(read_call(body)),
+    "/chat/completions": lambda body: Answer(call_of(read_object(body))),
     "/completions": completions.read,
     "/responses": responses.read,
 }
-JSON, EVENTS = "application/json", "text/event-stream"
+EVENTS = {"content-type": "text/event-stream; charset=utf-8"}
 DONE = "data: [DONE]\n\n"
 
 
-class Reply(NamedTuple):
-    """Reply to a call; ``kind`` is its content type."""
-
-    status: int
-    kind: str
-    body: bytes
+Reply = dict[str, Any]
+"""Reply to a call: arguments of a response of starlette, and of one of httpx."""
 
 
 def reply_of(answer: Answer, choices: Sequence[Choice]) -> Reply:
     """Makes the whole reply to a call, also to one that asks for a stream."""
     if not answer.call.stream:
-        return Reply(200, JSON, jsonlines.dumps(answer.whole(choices)).encode())
+        return _json(200, answer.whole(choices))
     bodies = [*answer.ends(choices)]
     end = "" if "type" in bodies[-1] else DONE
-    return Reply(200, EVENTS, ("".join(map(event, bodies)) + end).encode())
+    return {"headers": EVENTS, "content": "".join(map(event, bodies)) + end, "status_code": 200}
 
 
 def refusal(error: Exception) -> Reply:
     """Makes the reply to a call that is refused."""
-    found = refused(error)
-    return Reply(found.status, JSON, jsonlines.dumps(found.body).encode())
+    refusal = refused(error)
+    return _json(refusal.status, refusal.body)
+
+
+def _json(status: int, body: dict[str, Any]) -> Reply:
+    kind = {"content-type": "application/json"}
+    return {"headers": kind, "content": jsonlines.dumps(body), "status_code": status}
 
 
 def event(body: dict[str, Any]) -> str:

@@ -8,6 +8,7 @@ workflow makes acts of its calls.
 
 from __future__ import annotations
 
+import itertools
 import threading
 import weakref
 from collections.abc import Mapping, Sequence
@@ -82,8 +83,8 @@ class ProgramEnv:
     def step(self, turns: Sequence[Turn]) -> StepResult:
         if not self.program.started:
             raise BadInput(_WRONG)
-        reward = self.program.returned
-        reward = self.program.sent if reward is None else reward
+        program = self.program
+        reward = program.sent if program.returned is None else program.returned
         if isinstance(reward, StepResult):
             return reward
         if isinstance(reward, Mapping):
@@ -98,16 +99,15 @@ def program(team: Team, observation: str) -> Workflow:
         raise BadInput(_WRONG)
     history, turns = History(team), list[Turn]()
     channel.start()
-    while asked := (yield Pause(channel.begin)):
-        ready = _acts(channel, history, asked)
+    while calls := (yield Pause(channel.begin)):
+        ready = _acts(channel, history, calls)
         if not ready:
             continue
-        taken = yield [act for _, acts in ready for act in acts]
-        turns += taken
+        acted = iter((yield [act for _, acts in ready for act in acts]))
         answers: list[tuple[PendingCall, list[Choice]]] = []
-        for one, acts in ready:
-            own, taken = taken[: len(acts)], taken[len(acts) :]
-            answers.append((one, history.take(one.call, own)))
+        for pending, acts in ready:
+            turns += (turns_of_call := [*itertools.islice(acted, len(acts))])
+            answers.append((pending, history.take(pending.call, turns_of_call)))
         channel.answer(answers)
     if not turns:
         why = f"; its last call was refused: {history.refused}" if history.refused else ""
@@ -117,14 +117,14 @@ def program(team: Team, observation: str) -> Workflow:
 
 
 def _acts(
-    channel: Channel, history: History, asked: Sequence[PendingCall]
+    channel: Channel, history: History, calls: Sequence[PendingCall]
 ) -> list[tuple[PendingCall, list[Act]]]:
     """Acts of each call; a call that is refused gets its error."""
     ready: list[tuple[PendingCall, list[Act]]] = []
-    for one in asked:
+    for pending in calls:
         try:
-            ready.append((one, history.acts(one.call)))
+            ready.append((pending, history.acts(pending.call)))
         except ApiError as error:
             history.refused = str(error)
-            channel.answer([(one, error)])
+            channel.answer([(pending, error)])
     return ready

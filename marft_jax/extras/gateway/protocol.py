@@ -5,12 +5,14 @@ Fields that nobody knows are ignored; those that are known and not offered are r
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
-from marft_jax.errors import BadInput
-from marft_jax.extras.gateway.errors import ApiError
+from pydantic import AfterValidator, TypeAdapter
+
+from marft_jax.extras.gateway.errors import ApiError, naming
 from marft_jax.formats import foreign
 from marft_jax.models.tokenizers.tokenizer import Message
 from marft_jax.plugins import load_extra, shown, text_of
@@ -42,57 +44,60 @@ _MINUS_ONE = {"top_k": 0, "seed": None} | dict.fromkeys(_MOST_TOKENS)
 """What -1 stands for in calls for other servers."""
 
 
-def _has_name(value: Any) -> bool:
+def _names(value: Any, **kinds: Any) -> bool:
+    """True for an object whose function has a name, and further fields of these kinds."""
     function = value.get("function") if isinstance(value, dict) else None
-    return isinstance(function, dict) and isinstance(function.get("name"), str)
+    kinds = {"name": str} | kinds
+    return isinstance(function, dict) and all(
+        isinstance(function.get(name), kind) for name, kind in kinds.items()
+    )
 
 
-def _is_tool(value: Any) -> bool:
-    return _has_name(value) and isinstance(value["function"].get("parameters"), dict | None)
-
-
-def _is_call(value: Any) -> bool:
-    return _has_name(value) and isinstance(value["function"].get("arguments"), str | None)
-
-
-def _is_choice_of_some(value: Any) -> bool:
+def _is_choice(value: Any) -> bool:
     match value:
-        case {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}:
-            return mode in ("auto", "required") and _list_of(_has_name)(tools)
-    return False
+        case {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": list(tools)}}:
+            return mode in ("auto", "required") and all(map(_names, tools))
+    return value in ("auto", "none", "required") or _names(value)
 
 
-def _list_of(fits: Callable[[Any], bool]) -> Callable[[Any], bool]:
-    return lambda value: isinstance(value, list) and all(map(fits, value))
+def _list_of(expected: str, **kinds: Any) -> TypeAdapter[Any]:
+    """Lists of objects whose functions have names, and further fields of these kinds."""
+    fits = functools.partial(_names, **kinds)
+    return _kind(list[Any], f"a list of {expected}", lambda values: all(map(fits, values)))
 
 
-def _is_whole(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
+def _kind(kind: Any, expected: str, fits: Callable[[Any], bool]) -> TypeAdapter[Any]:
+    def check(value: Any) -> Any:
+        if not fits(value):
+            raise ValueError(expected)
+        return value
+
+    return TypeAdapter(Annotated[kind, AfterValidator(check)])
 
 
-_TRUTH = "true or false", lambda v: isinstance(v, bool)
-_FIELDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
-    **dict.fromkeys(("stream", "include_usage", "logprobs", "return_token_ids"), _TRUTH),
-    "parallel_tool_calls": _TRUTH,
-    "model": ("a name", lambda v: isinstance(v, str)),
-    "messages": ("a list, not empty", lambda v: isinstance(v, list) and bool(v)),
-    "n": (f"1 to {_MOST_CHOICES}", lambda v: _is_whole(v) and 1 <= v <= _MOST_CHOICES),
-    "seed": ("a whole number", _is_whole),
-    **dict.fromkeys(("stream_options", "text"), ("an object", lambda v: isinstance(v, dict))),
-    "include": ("a list", _list_of(lambda _: True)),
-    "instructions": ("a text", lambda v: isinstance(v, str)),
-    "tools": ('a list of {"type": "function", "function": {"name": ...}}', _list_of(_is_tool)),
-    "tool_choice": (
+_FLAGS = "stream include_usage logprobs return_token_ids parallel_tool_calls"
+_FIELDS: dict[str, TypeAdapter[Any]] = {
+    **SAMPLING,
+    **dict.fromkeys(_MOST_TOKENS, SAMPLING["max_new_tokens"]),
+    **dict.fromkeys(_FLAGS.split(), TypeAdapter(bool)),
+    **dict.fromkeys(("model", "instructions"), TypeAdapter(str)),
+    **dict.fromkeys(("stream_options", "text"), TypeAdapter(dict[str, Any])),
+    "messages": _kind(list[Any], "a list, not empty", bool),
+    "n": _kind(int, f"1 to {_MOST_CHOICES}", lambda n: 1 <= n <= _MOST_CHOICES),
+    "seed": TypeAdapter(int),
+    "include": TypeAdapter(list[Any]),
+    "tools": _list_of('{"type": "function", "function": {"name": ...}}', parameters=dict | None),
+    "tool_choice": _kind(
+        Any,
         'auto, none, required, {"type": "function", "function": {"name": ...}}, or {"type": '
         '"allowed_tools", "allowed_tools": {"mode": "auto", "tools": [...]}}',
-        lambda v: v in ("auto", "none", "required") or _has_name(v) or _is_choice_of_some(v),
+        _is_choice,
     ),
-    "tool_calls": (
-        'a list of {"function": {"name": ..., "arguments": "{...}"}}',
-        _list_of(_is_call),
+    "tool_calls": _list_of(
+        '{"function": {"name": ..., "arguments": "{...}"}}', arguments=str | None
     ),
 }
-"""Fields that are read, but those of sampling: what is expected, and the test of a value."""
+"""The types of fields that are read."""
 
 
 class Call(NamedTuple):
@@ -135,17 +140,17 @@ class Call(NamedTuple):
         return self.sampling.get("stop", ())
 
 
-def read_call(body: bytes) -> Call:
-    """Reads a chat completion; raises ``ApiError``, 400, with the field that is wrong."""
-    return call_of(read_object(body))
+def read_json(body: bytes) -> Any:
+    """Reads a body of JSON; raises ``ApiError``, 400."""
+    try:
+        return foreign.loads(body.decode())
+    except ValueError as error:
+        raise ApiError(400, f"expected JSON: {error}"[:200]) from None
 
 
 def read_object(body: bytes) -> dict[str, Any]:
     """Reads the fields of a call."""
-    try:
-        fields = foreign.loads(body.decode())
-    except ValueError as error:
-        raise ApiError(400, f"expected JSON: {error}"[:200]) from None
+    fields = read_json(body)
     if not isinstance(fields, dict):
         raise ApiError(400, f"expected a JSON object, got {shown(fields)}")
     return fields
@@ -187,7 +192,7 @@ def _tools(fields: Mapping[str, Any]) -> tuple[tuple[dict[str, Any], ...], tuple
     """Reads the tools that may be called, and the names of those of which one must be called."""
     tools = tuple(field(fields, "tools", []))
     names = tuple(tool["function"]["name"] for tool in tools)
-    chosen, mode, given = names, field(fields, "tool_choice", "auto"), fields.get("tool_choice")
+    chosen, mode = names, field(fields, "tool_choice", "auto")
     match mode:
         case {"allowed_tools": {"mode": mode, "tools": some}}:
             chosen = tuple(tool["function"]["name"] for tool in some)
@@ -197,7 +202,8 @@ def _tools(fields: Mapping[str, Any]) -> tuple[tuple[dict[str, Any], ...], tuple
         return (), ()
     if mode != "auto" and not chosen or not {*chosen} <= {*names}:
         known = ", ".join(names) or "none"
-        what = f"tool_choice: expected one of the tools ({known}), got {shown(given)}"
+        got = shown(fields.get("tool_choice"))
+        what = f"tool_choice: expected one of the tools ({known}), got {got}"
         raise ApiError(400, what, "tool_choice")
     if mode != "named":
         tools = tuple(tool for tool in tools if tool["function"]["name"] in chosen)
@@ -218,38 +224,27 @@ def _form(fields: Mapping[str, Any]) -> str:
             what = 'text, json_object, or json_schema with {"json_schema": {"schema": {...}}}'
             raise ApiError(400, f"{name}: expected {what}, got {shown(given)}", name)
     text = json.dumps(schema)
-    try:
+    with naming(name):
         load_extra("form.check")(text, name)
-    except BadInput as error:
-        raise ApiError(400, str(error), name) from None
     return text
 
 
 def field(fields: Mapping[str, Any], name: str, default: Any) -> Any:
     """Reads and checks a field; null is the default."""
-    value = default if fields.get(name) is None else fields[name]
+    value = fields.get(name)
     value = _MINUS_ONE[name] if value == -1 and name in _MINUS_ONE else value
-    kind = "max_new_tokens" if name in _MOST_TOKENS else name
-    if kind in SAMPLING:
-        try:
-            return None if value is None else checked(name, SAMPLING[kind], value)
-        except BadInput as error:
-            raise ApiError(400, str(error), name) from None
-    expected, fits = _FIELDS[name]
-    if not (value is None or fits(value)):
-        raise ApiError(400, f"{name}: expected {expected}, got {shown(value)}", name)
-    return value
+    with naming(name):
+        return default if value is None else checked(name, _FIELDS[name], value)
 
 
 def _sampling(fields: Mapping[str, Any]) -> dict[str, Any]:
     stop = fields.get("stop")
     stop = (stop,) if isinstance(stop, str) else tuple(stop) if isinstance(stop, list) else stop
     fields = {**fields, "stop": None if stop == () else stop}
-    names = [name for name in SAMPLING if name != "max_new_tokens"]
-    found = {name: field(fields, name, None) for name in names}
-    most = [field(fields, name, None) for name in _MOST_TOKENS]
-    found["max_new_tokens"] = next((number for number in most if number is not None), None)
-    return {name: value for name, value in found.items() if value is not None}
+    limits = [field(fields, name, None) for name in _MOST_TOKENS]
+    fields["max_new_tokens"] = next((limit for limit in limits if limit is not None), None)
+    sampling = {name: field(fields, name, None) for name in SAMPLING}
+    return {name: value for name, value in sampling.items() if value is not None}
 
 
 def _message(where: str, message: Any) -> Message:
@@ -265,12 +260,12 @@ def _message(where: str, message: Any) -> Message:
     if not all(isinstance(text, str) for text in texts):
         raise ApiError(400, f"{where}.content: expected text, got {shown(parts)}", "messages")
     content = text_of(where, "".join(map(str, texts)))
-    own: dict[str, Any] = {"role": _ROLES[role], "content": content}
+    read: Message = {"role": _ROLES[role], "content": content}
     if role == "tool":
-        own["tool_call_id"] = str(message.get("tool_call_id") or "")
+        read["tool_call_id"] = str(message.get("tool_call_id") or "")
     if role == "assistant" and (calls := field(message, "tool_calls", [])):
-        own["tool_calls"] = [_call(call) for call in calls]
-    return own
+        read["tool_calls"] = [_call(call) for call in calls]
+    return read
 
 
 def _call(call: Mapping[str, Any]) -> Message:

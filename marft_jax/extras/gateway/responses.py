@@ -48,19 +48,18 @@ def read(body: bytes) -> Answer:
     """Reads the body of a response; raises ``ApiError``, 400, with the field that is wrong."""
     fields = read_object(body)
     refuse_unless_neutral(fields, _NEUTRAL)
-    given = {**fields, "max_tokens": None, "stream_options": None}
-    given["max_completion_tokens"] = fields.get("max_output_tokens")
-    given["logprobs"] = "message.output_text.logprobs" in field(fields, "include", [])
-    given["response_format"] = _form(field(fields, "text", {}).get("format"))
+    chat = {**fields, "max_tokens": None, "stream_options": None}
+    chat["max_completion_tokens"] = fields.get("max_output_tokens")
+    chat["logprobs"] = "message.output_text.logprobs" in field(fields, "include", [])
+    chat["response_format"] = _form(field(fields, "text", {}).get("format"))
     if isinstance(tools := fields.get("tools"), list):
-        given["tools"] = [*map(_tool, tools)]
-    given["tool_choice"] = _choice(fields.get("tool_choice"))
-    system = field(fields, "instructions", "")
-    given["messages"] = [{"role": "system", "content": system}] * bool(system) + _messages(
-        fields.get("input")
-    )
+        chat["tools"] = [*map(_tool, tools)]
+    chat["tool_choice"] = _choice(fields.get("tool_choice"))
+    chat["messages"] = _messages(fields.get("input"))
+    if system := field(fields, "instructions", ""):
+        chat["messages"].insert(0, {"role": "system", "content": system})
     try:
-        return _Response(call_of(given), fields)
+        return _Response(call_of(chat), fields)
     except ApiError as error:  # which names fields of a chat completion
         named = _NAMES.get(error.param or "", error.param)
         message = re.sub(rf"{error.param}(\[\d+\])?", str(named), str(error))
@@ -69,26 +68,27 @@ def read(body: bytes) -> Answer:
 
 def _messages(given: Any) -> list[dict[str, Any]]:
     """Messages of a chat completion; calls side by side belong to one message."""
-    found = list[dict[str, Any]]()
+    messages = list[dict[str, Any]]()
     items = [{"role": "user", "content": given}] if isinstance(given, str) else given
     for item in items if isinstance(items, list) else [items]:
         match item:
             case {"type": "function_call"}:
-                if not (found and found[-1].get("role") == "assistant"):
-                    found.append({"role": "assistant"})
+                if not (messages and messages[-1].get("role") == "assistant"):
+                    messages.append({"role": "assistant"})
                 called = {"id": item.get("call_id"), "function": item}
-                found[-1] = {**found[-1], "tool_calls": [*found[-1].get("tool_calls", []), called]}
+                calls = [*messages[-1].get("tool_calls", []), called]
+                messages[-1] = {**messages[-1], "tool_calls": calls}
             case {"type": "function_call_output"}:
                 answer = {"role": "tool", "tool_call_id": item.get("call_id")}
-                found.append(answer | {"content": item.get("output")})
+                messages.append(answer | {"content": item.get("output")})
             case {"type": "reasoning"}:  # a template shows no earlier thoughts
                 pass
             case {"type": "message"} | {"role": str()}:
-                found.append(item)
+                messages.append(item)
             case _:
                 what = "messages, function_call, function_call_output or reasoning"
                 raise ApiError(400, f"input: expected {what}, got {shown(item)}", "input")
-    return found
+    return messages
 
 
 def _form(given: Any) -> Any:
@@ -120,8 +120,8 @@ class _Response(Answer):
 
     def __init__(self, call: Call, fields: Mapping[str, Any]):
         super().__init__(call)
-        own = {name: fields[name] for name in _SHOWN.split() if fields.get(name) is not None}
-        self._shown = dict.fromkeys(_SHOWN.split()) | _DEFAULTS | own
+        sent = {name: fields[name] for name in _SHOWN.split() if fields.get(name) is not None}
+        self._shown = dict.fromkeys(_SHOWN.split()) | _DEFAULTS | sent
         self._items: list[dict[str, Any]] = []
         self._text: str | None = None  # so far, of the last item, while it is open
         self._thought = ""  # that the message which is open turned out to be
@@ -140,9 +140,9 @@ class _Response(Answer):
                 yield self._event(name, response=self._response("in_progress"))
         if self._thought:
             yield from self._close()
-            own = {"content": [{**_PARTS["reasoning"], "text": self._thought}]}
-            own |= {"type": "reasoning", **_ITEMS["reasoning"][1]}
-            self._items[-1] = {key: self._items[-1][key] for key in ("id", "status")} | own
+            item = {key: self._items[-1][key] for key in ("id", "status")}
+            item["content"] = [{**_PARTS["reasoning"], "text": self._thought}]
+            self._items[-1] = item | {"type": "reasoning", **_ITEMS["reasoning"][1]}
             self._thought = ""
         for kind, more in (("reasoning", thought), ("message", text)):
             if more:
@@ -160,9 +160,9 @@ class _Response(Answer):
         for called in choice.calls:
             name, arguments = called["function"]["name"], called["function"]["arguments"]
             yield self._begin("function_call", call_id=called["id"], name=name, arguments="")
-            yield self._event("function_call_arguments.delta", **self._place, delta=arguments)
+            yield self._event("function_call_arguments.delta", **self._at, delta=arguments)
             done = {"arguments": arguments, "name": name}
-            yield self._event("function_call_arguments.done", **self._place, **done)
+            yield self._event("function_call_arguments.done", **self._at, **done)
             last = called is choice.calls[-1]
             yield self._end_item(status if last else "completed", arguments=arguments)
         response = self._response(status)
@@ -186,10 +186,10 @@ class _Response(Answer):
             self._text = ""
             yield self._begin(kind, content=[], **_ITEMS[kind][1])
             part = {**_PARTS[kind], "text": ""}
-            yield self._event("content_part.added", **self._place, content_index=0, part=part)
+            yield self._event("content_part.added", **self._at, content_index=0, part=part)
         self._text += more
-        own = {"content_index": 0, "delta": more, "logprobs": []}
-        yield self._event(f"{_PARTS[kind]['type']}.delta", **self._place, **own)
+        delta = {"content_index": 0, "delta": more, "logprobs": []}
+        yield self._event(f"{_PARTS[kind]['type']}.delta", **self._at, **delta)
 
     def _close(
         self, rows: Sequence[Mapping[str, Any]] | None = None, status: str = "completed"
@@ -197,34 +197,37 @@ class _Response(Answer):
         """Ends the message or the thought that is open."""
         if self._text is None:
             return
-        part, place = {**_PARTS[self._items[-1]["type"]], "text": self._text}, self._place
-        place["content_index"] = 0
-        yield self._event(f"{part['type']}.done", **place, text=self._text, logprobs=rows or [])
+        part, at = {**_PARTS[self._items[-1]["type"]], "text": self._text}, self._at
+        at["content_index"] = 0
+        yield self._event(f"{part['type']}.done", **at, text=self._text, logprobs=rows or [])
         part |= {"logprobs": rows} if "annotations" in part else {}
-        yield self._event("content_part.done", **place, part=part)
+        yield self._event("content_part.done", **at, part=part)
         self._text = None
         yield self._end_item(status, content=[part])
 
     @property
-    def _place(self) -> dict[str, Any]:
+    def _at(self) -> dict[str, Any]:
+        """Where the last item stands."""
         return {"item_id": self._items[-1]["id"], "output_index": len(self._items) - 1}
 
     def _begin(self, kind: str, **fields: Any) -> dict[str, Any]:
-        own = {"type": kind, "id": f"{_ITEMS[kind][0]}_{uuid.uuid4().hex}"}
-        self._items.append(own | {"status": "in_progress"} | fields)
-        place = {"item": self._items[-1], "output_index": len(self._items) - 1}
-        return self._event("output_item.added", **place)
+        id = f"{_ITEMS[kind][0]}_{uuid.uuid4().hex}"
+        self._items.append({"type": kind, "id": id, "status": "in_progress"} | fields)
+        return self._item_event("added")
 
     def _end_item(self, status: str, **fields: Any) -> dict[str, Any]:
         self._items[-1] = self._items[-1] | fields | {"status": status}
-        place = {"item": self._items[-1], "output_index": len(self._items) - 1}
-        return self._event("output_item.done", **place)
+        return self._item_event("done")
+
+    def _item_event(self, what: str) -> dict[str, Any]:
+        number = len(self._items) - 1
+        return self._event(f"output_item.{what}", item=self._items[-1], output_index=number)
 
     def _event(self, event: str, **fields: Any) -> dict[str, Any]:
         number = next(self._numbers)
         return {"type": f"response.{event}", "sequence_number": number, **fields}
 
     def _response(self, status: str) -> dict[str, Any]:
-        own = {"id": self._id, "object": "response", "created_at": self._created}
-        own |= {"model": self.call.model, "status": status, "output": [*self._items]}
-        return own | {"error": None, "incomplete_details": None, "usage": None} | self._shown
+        body = {"id": self._id, "object": "response", "created_at": self._created}
+        body |= {"model": self.call.model, "status": status, "output": [*self._items]}
+        return body | {"error": None, "incomplete_details": None, "usage": None} | self._shown

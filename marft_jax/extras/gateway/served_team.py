@@ -11,16 +11,14 @@ from concurrent.futures import Executor
 import numpy as np
 
 from marft_jax.envs.base import Grade, QuestionEnv, Task
-from marft_jax.errors import BadInput
 from marft_jax.extras.gateway.answers import Choice
-from marft_jax.extras.gateway.errors import ApiError
+from marft_jax.extras.gateway.errors import ApiError, naming
 from marft_jax.extras.gateway.history import (
     check_tools,
-    continuation,
+    choice_of,
     form_of,
     prompts_of,
     sampling_of,
-    split_calls,
 )
 from marft_jax.extras.gateway.protocol import Call
 from marft_jax.models.tokenizers.tokenizer import Tokenizer
@@ -29,7 +27,7 @@ from marft_jax.sampling.batcher import Batcher, Share
 from marft_jax.sampling.protocol import Completion, Request
 from marft_jax.sampling.stops import cut, text_of
 from marft_jax.team.prompts import Team
-from marft_jax.types import Episode, Player, Sample, Sampling, Turn
+from marft_jax.types import Episode, Player, Sample
 
 TEAM = "team"
 _UNGRADED = Grade(0.0, "not graded")
@@ -97,52 +95,37 @@ class ServedTeam:
 
     def stops_of(self, call: Call) -> tuple[str, ...]:
         """Texts that end what is streamed: an agent has its own."""
-        own = self._team.sampling[self._team.names.index(call.model)]
-        return call.stop or own.stop
+        return call.stop or self._team.sampling[self._team.names.index(call.model)].stop
 
     async def _ask(
-        self,
-        call: Call,
-        seed: int,
-        agent: int,
-        watch: Watch | None,
-        ends: bool,
+        self, call: Call, seed: int, agent: int, watch: Watch | None, ends: bool
     ) -> list[Choice]:
-        check_tools(self._team.tokenizers[agent], call)
-        form = form_of(self._team, agent, call)
+        team, tokenizer = self._team, self._team.tokenizers[agent]
+        check_tools(tokenizer, call)
+        common = {"base": team.bases[agent], "form": form_of(team, agent, call), "ends": ends}
         watch = None if call.tools else watch  # which is a call shows at its end
-        asked: list[tuple[np.ndarray, Sampling]] = []
-        for prompt in prompts_of(self._team, agent, call):
-            asked += [(prompt, sampling_of(self._team, call, agent, len(prompt)))] * call.n
+        requests = list[Request]()
+        for prompt in prompts_of(team, agent, call):
+            sampling = sampling_of(team, call, agent, len(prompt))
+            for _ in range(call.n):
+                key = (Stream.EVALUATION, 0, seed, len(requests), agent)
+                requests.append(Request(prompt, team.owners[agent], sampling, key, **common))
         waits: list[asyncio.Future[Completion]] = []
         try:
-            for i, (prompt, sampling) in enumerate(asked):
-                key = (Stream.EVALUATION, 0, seed, i, agent)
-                request = Request(
-                    prompt,
-                    self._team.owners[agent],
-                    sampling,
-                    key,
-                    base=self._team.bases[agent],
-                    form=form,
-                    ends=ends,
-                )
-                seen = None if watch is None else functools.partial(watch, i, prompt)
+            for i, request in enumerate(requests):
+                seen = watch and functools.partial(watch, i, request.prompt)
                 waits.append(asyncio.wrap_future(self._batcher.submit(request, seen)))
-            done = await asyncio.gather(*waits)
+            completions = await asyncio.gather(*waits)
         finally:
             for wait in waits:
                 wait.cancel()
-        tokenizer = self._team.tokenizers[agent]
-        return [
-            choice_of(call, prompt, sampling.stop, own, tokenizer, form)
-            for (prompt, sampling), own in zip(asked, done, strict=True)
-        ]
+        answered = zip(requests, completions, strict=True)
+        return [choice_of_completion(call, tokenizer, *both) for both in answered]
 
     async def _play(self, call: Call, seed: int) -> list[Choice]:
         has_tools = call.tools or any(message["role"] == "tool" for message in call.messages)
-        given = {"prompt": call.prompts, "response_format": call.form, "tools": has_tools}
-        for name in filter(given.get, given):
+        not_offered = {"prompt": call.prompts, "response_format": call.form, "tools": has_tools}
+        for name in filter(not_offered.get, not_offered):
             what = f"{name}: not offered to a team; model: expected an agent"
             raise ApiError(400, what, name, "unsupported_parameter")
         sampled = {name: value for name, value in call.sampling.items() if name != "stop"}
@@ -157,28 +140,22 @@ class ServedTeam:
         samples = [Sample(seed, seed, member) for member in range(call.n)]
         loop = asyncio.get_running_loop()
         try:
-            played = await loop.run_in_executor(self._threads, player.play, samples, 0)
-        except BadInput as error:
-            raise ApiError(400, str(error), "messages") from None
+            with naming("messages"):
+                played = await loop.run_in_executor(self._threads, player.play, samples, 0)
         finally:
             share.release()
         return [_played(episode, stop, team) for episode in played.episodes]
 
 
-def choice_of(
-    call: Call,
-    prompt: np.ndarray,
-    stop: Sequence[str],
-    completion: Completion,
-    tokenizer: Tokenizer,
-    form: str = "",
+def choice_of_completion(
+    call: Call, tokenizer: Tokenizer, request: Request, completion: Completion
 ) -> Choice:
-    ids, logprobs, why, *_ = completion
-    said = functools.partial(tokenizer.said, prompt.tolist())
-    text = text_of(ids.tolist(), stop, said).rstrip("\ufffd")  # half a character
-    text = continuation(tokenizer, ids, stop) if call.prompts else text
-    text, calls = split_calls(tokenizer, call, ids, text, secrets.token_hex(3)[:5], form)
-    return Choice(text, ids, logprobs, why == "length", prompt, tokenizer.decode, calls=calls)
+    """Makes a choice of what a sampler answered."""
+    ids, prompt, stop = completion.ids, request.prompt, request.sampling.stop
+    text = text_of(ids.tolist(), stop, functools.partial(tokenizer.said, prompt.tolist()))
+    sampled = ids, completion.logprobs, completion.reason == "length", prompt
+    text = text.rstrip("\ufffd")  # half a character
+    return choice_of(call, tokenizer, sampled, text, stop, request.form)
 
 
 def _played(episode: Episode, stop: Sequence[str], team: Team) -> Choice:
@@ -188,9 +165,7 @@ def _played(episode: Episode, stop: Sequence[str], team: Team) -> Choice:
         | {"usage": (len(t.prompt), len(t.action))}
         for t in episode.turns
     ]
-    graded: list[Turn] = [turn for turn in episode.turns if turn.answers]
-    turn = [*episode.turns, *graded][-1]
+    turn = [*episode.turns, *(turn for turn in episode.turns if turn.answers)][-1]
     text, stopped = cut(turn.text, stop)
-    length = turn.truncated and not stopped
-    sampled = turn.action, turn.logprobs, length, turn.prompt
+    sampled = turn.action, turn.logprobs, turn.truncated and not stopped, turn.prompt
     return Choice(text, *sampled, team.decoders[turn.agent], tuple(turns))

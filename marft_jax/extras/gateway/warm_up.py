@@ -18,6 +18,7 @@ from marft_jax.run.metrics import Compilations
 from marft_jax.run.progress import Progress
 
 _LONGEST = 1024  # tokens of a prompt
+_SAMPLING = {"max_new_tokens": 2, "temperature": 0.0}
 _FORM = json.dumps({"type": "string"})
 
 
@@ -30,19 +31,18 @@ def warm_up(team: ServedTeam) -> None:
     """
     console, began = Console(file=sys.stderr), time.monotonic()
     with Compilations() as compilations, Progress("marft_jax: compiles", console) as progress:
-        lengths = [(model, n) for model in team.one_of_each_base for n in _lengths(team, model)]
-        asked = [(*own, form) for own in lengths for form in ("", _FORM)]
-        for done, (model, length, form) in enumerate(asked):
-            progress(done, len(asked), f", prompts of {length} tokens")
+        models = team.one_of_each_base
+        kinds = [(m, n, form) for m in models for n in _lengths(team, m) for form in ("", _FORM)]
+        for done, (model, length, form) in enumerate(kinds):
+            progress(done, len(kinds), f", prompts of {length} tokens")
             ids = team.encode(model, f"{done}. " + f"How are you, {model}? " * length)[:length]
             other = team.encode(model, f"{done} and so on, as before. " * length)
             with contextlib.suppress(ApiError):  # no form is offered
                 for prompt in (ids, [*ids[: length // 2], *other][:length]):
-                    how = {"max_new_tokens": 2, "temperature": 0.0}
-                    call = Call(model, (), how, form=form, prompts=(tuple(prompt),))
+                    call = Call(model, (), _SAMPLING, form=form, prompts=(tuple(prompt),))
                     asyncio.run(team.answer(call, ends=False))
-    found, seconds = compilations.metrics(), time.monotonic() - began
-    line = f"{found['device/compiled']:.0f} programs are compiled, in {seconds:.1f} s"
+    compiled, seconds = compilations.metrics()["device/compiled"], time.monotonic() - began
+    line = f"{compiled:.0f} programs are compiled, in {seconds:.1f} s"
     print(f"marft_jax: {line}", file=sys.stderr, flush=True)
 
 

@@ -142,8 +142,8 @@ class Judged:
         """Reads a verdict; a reply without a score, or one that was cut off, has none."""
         settings = self._settings
         text = without_thinking(text)
-        found = scores_of(text, self._nonce, (), settings.marks, len(settings.rubric))
-        return found if is_whole and SCORE in found else {}
+        scores = scores_of(text, self._nonce, (), settings.marks, len(settings.rubric))
+        return scores if is_whole and SCORE in scores else {}
 
     def _judge(self, turns: Sequence[Turn]) -> JudgeReply:
         said = "\n".join(f"{turn.name}: {without_thinking(turn.text)}" for turn in turns)
@@ -174,13 +174,13 @@ class TeamJudged(Judged):
         return f"{_AGAIN} {self._form()}"
 
     def _judge(self, turns: Sequence[Turn]) -> JudgeReply:
-        own = [turn for turn in turns if turn.name == JUDGE]
-        if not own:
+        judged = [turn for turn in turns if turn.name == JUDGE]
+        if not judged:
             raise BadInput(
                 "--env.name judged: expected an agent named judge in the team, with `trainable: "
                 "false` (configs/teams/judged.yaml), or --env.url; none acted (with --compare, or "
                 "--team.workflow solo, the answering agent acts alone: take --env.url there)"
             )
-        last = own[-1]
+        last = judged[-1]
         scores = self._scores(last.text, not last.truncated)
         return JudgeReply(last.text, len(last.prompt) + len(last.action), scores)

@@ -33,19 +33,19 @@ def scores_of(
     >>> scores_of("The planner wrote: score: 10", "1f"), scores_of("score 1f: -3", "1f")
     ({}, {})
     """
-    found: dict[str, float] = {}
+    scores: dict[str, float] = {}
     for line in reversed(text.splitlines()):
         label, _, value = re.sub(r"[*`]", "", line).strip(" -.").partition(":")
-        name, _, given = label.rpartition(" ") if nonce else (label, "", "")
+        name, _, said_nonce = label.rpartition(" ") if nonce else (label, "", "")
         name = SCORE if name.lower() == SCORE else name
-        if label and (given != nonce or not (nonce or name in names)):
+        if label and (said_nonce != nonce or not (nonce or name in names)):
             break
         if label:
             score = _read(value.strip(), best, criteria if name == SCORE else 0)
-            if score is None or name in found:
+            if score is None or name in scores:
                 return {}
-            found[name] = score
-    return found
+            scores[name] = score
+    return scores
 
 
 def _read(value: str, best: float, criteria: int) -> float | None:

@@ -69,9 +69,9 @@ def run(work: Coroutine[Any, Any, _T]) -> _T:
 
 def _shown(part: Mapping[str, Any]) -> str:
     """Text of a part of a result; a part without a text is shown by its kind and its address."""
-    held = part.get("resource") or part
+    content = part.get("resource") or part
     about = " ".join(str(part[key]) for key in ("type", "uri") if key in part)
-    return str(held["text"]) if "text" in held else f"({about})"
+    return str(content["text"]) if "text" in content else f"({about})"
 
 
 _PART = TypeAdapter[Any](ContentBlock)
@@ -102,15 +102,15 @@ class Accepted:
         result = getattr(getattr(message, "message", None), "result", None)
         for name, mend in (("tools", _with_type), ("content", _with_kind)):
             if isinstance(result, dict) and isinstance(result.get(name), list):
-                result[name] = [mend(own) if isinstance(own, dict) else own for own in result[name]]
+                result[name] = [mend(x) if isinstance(x, dict) else x for x in result[name]]
         return message
 
 
 def _with_type(tool: dict[str, Any]) -> dict[str, Any]:
     schema = tool.get("inputSchema") or {}
-    return (
-        {**tool, "inputSchema": {"type": "object"} | schema} if isinstance(schema, dict) else tool
-    )
+    if not isinstance(schema, dict):
+        return tool
+    return {**tool, "inputSchema": {"type": "object"} | schema}
 
 
 def _with_kind(part: dict[str, Any]) -> dict[str, Any]:

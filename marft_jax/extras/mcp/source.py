@@ -51,13 +51,13 @@ class ServerOptions(Options):
     headers: dict[str, str] = field(default_factory=dict)  # of HTTP; $NAME: of the environment
 
 
-def source(given: Mapping[str, Any], where: str) -> Source:
+def source(entry: Mapping[str, Any], where: str) -> Source:
     """Connects to a server and lists its tools.
 
     Raises:
         BadInput: an option does not fit, the server cannot be reached, or it lacks a tool.
     """
-    options: ServerOptions = parse_options(ServerOptions, given, where)
+    options: ServerOptions = parse_options(ServerOptions, entry, where)
     if bool(options.command) == bool(options.url):
         raise BadInput(f"{where}: expected either `command: [...]` or `url: ...`")
     try:
@@ -85,19 +85,18 @@ def source(given: Mapping[str, Any], where: str) -> Source:
         except Exception as error:
             errors.seek(0)
             said = errors.read().strip().rpartition("\n")[2]
-            raise BadInput(
-                f"{where}: cannot be reached: {described(error)}{said and f' ({said:.200})'}"
-            ) from None
+            why = f"{described(error)}{said and f' ({said:.200})'}"
+            raise BadInput(f"{where}: cannot be reached: {why}") from None
         finally:
             first.close()
     shared = connect(quiet) if options.per == "run" else None
 
     @contextlib.contextmanager
     def open_one() -> Iterator[Callable[[str, Mapping[str, Any]], str]]:
-        own = shared or connect(quiet)
-        yield own.call
-        if own is not shared:
-            own.close()
+        connection = shared or connect(quiet)
+        yield connection.call
+        if connection is not shared:
+            connection.close()
 
     return Source(tools, open_one, keeps_state=shared is None)
 
@@ -133,14 +132,13 @@ def _client(
 
     if options.url:
         return Client(_accepted(_http(options.url, headers)))
-    given = {name: os.environ[name] for name in options.variables if name in os.environ}
+    # beside these it gets PATH, HOME and little more
+    variables = {name: os.environ[name] for name in options.variables if name in os.environ}
     command, *args = options.command
     server = StdioServerParameters(
-        command=command, args=args, env=given, encoding_error_handler="replace"
+        command=command, args=args, env=variables, encoding_error_handler="replace"
     )
-    return Client(
-        _accepted(stdio_client(server, cast(TextIO, errors)))
-    )  # it gets PATH, HOME and little more
+    return Client(_accepted(stdio_client(server, cast(TextIO, errors))))
 
 
 async def _list(
@@ -155,13 +153,13 @@ async def _list(
             listed, cursor = listed + page.tools, page.next_cursor
             if cursor is None or len(listed) >= _MOST:
                 break
-    tools = [_tool(one, options) for one in listed[:_MOST] if _NAME.fullmatch(one.name)]
-    found = {tool.name: tool for tool in tools if len(str(tool.schema)) <= _LONGEST}
-    wanted = options.only or tuple(found)
-    if not wanted or not set(wanted) <= set(found):
-        names = ", ".join([*found][:_SHOWN]) or "none with a plain name"
+    named = [_tool(tool, options) for tool in listed[:_MOST] if _NAME.fullmatch(tool.name)]
+    tools = {tool.name: tool for tool in named if len(str(tool.schema)) <= _LONGEST}
+    wanted = options.only or tuple(tools)
+    if not wanted or not {*wanted} <= {*tools}:
+        names = ", ".join([*tools][:_SHOWN]) or "none with a plain name"
         raise BadInput(f"{where}: only: expected tools that it has ({names}), got {options.only}")
-    return tuple(found[name] for name in wanted)
+    return tuple(tools[name] for name in wanted)
 
 
 def _tool(listed: Any, options: ServerOptions) -> Tool:

@@ -62,9 +62,9 @@ def source(env: Settings, split: Split) -> EnvSource:
     if importlib.util.find_spec("verifiers") is None:
         raise BadInput('--env.name verifiers: needs that package: pip install -e ".[verifiers]"')
     try:
-        found = importlib.metadata.version("verifiers")
-        if [*map(int, re.findall(r"\d+", found)[:2])] < [0, 4]:
-            raise ImportError(f"it is {found}")
+        version = importlib.metadata.version("verifiers")
+        if [*map(int, re.findall(r"\d+", version)[:2])] < [0, 4]:
+            raise ImportError(f"it is {version}")
         for name in ("utils.loaders", "clients", "configs.agent"):
             _module(name)
     except Exception as error:  # its own packages may be of other versions than it wants
@@ -118,16 +118,19 @@ class _Played:
         """Plays an episode, and pays each agent what stands on its traces."""
         clients = _module("clients")
         self._start()
-        own = self.tasks[task % len(self.tasks)]
-        with self._name() as name:
-            client.enter(*name)
-            at = clients.EvalClientConfig(
-                base_url=client.base_url,
-                api_key_var="MARFT_NONE",
-                headers={"X-Api-Key": client.api_key},
-            )
-            run = self._env.run_episode(own, clients.ModelContext(model="agent", client=at))
-            episode = self._background.run(run)
+        try:  # verifiers keeps a connection pool for each address, so addresses are used again
+            name = self._names.get_nowait()
+        except queue.Empty:
+            name = secrets.token_hex(8), secrets.token_urlsafe()
+        client.enter(*name)
+        headers = {"X-Api-Key": client.api_key}
+        at = clients.EvalClientConfig(
+            base_url=client.base_url, api_key_var="MARFT_NONE", headers=headers
+        )
+        context = clients.ModelContext(model="agent", client=at)
+        chosen = self.tasks[task % len(self.tasks)]
+        episode = self._background.run(self._env.run_episode(chosen, context))
+        self._names.put(name)  # not after an exception, when its callers may be left
         if not episode.ok:
             errors = [*episode.errors, *(e for trace in episode.traces for e in trace.errors)]
             raise RuntimeError(f"verifiers: {errors[-1].message if errors else 'a trace failed'}")
@@ -159,17 +162,6 @@ class _Played:
             with contextlib.suppress(InvalidStateError):  # they had started
                 self._ready.set_exception(error)
 
-    @contextlib.contextmanager
-    def _name(self) -> Any:
-        """Lends a name and a key to an episode. They are used again when it is over, because
-        verifiers keeps a connection pool for each address."""
-        try:
-            name = self._names.get_nowait()
-        except queue.Empty:
-            name = secrets.token_hex(8), secrets.token_urlsafe()
-        yield name
-        self._names.put(name)
-
 
 def _module(name: str) -> Any:
     """Imports a module of the package."""
@@ -179,26 +171,26 @@ def _module(name: str) -> Any:
 def _config(env: Settings) -> tuple[Any, list[str]]:
     """The configuration of the environment, with our defaults of its seats, and their names."""
     loaders, seat_type = _module("utils.loaders"), _module("configs.agent").AgentConfig
-    given: Any = None
+    args: Any = None
     with contextlib.suppress(json.JSONDecodeError):
-        given = json.loads(env.args)
-    if not isinstance(given, dict):
+        args = json.loads(env.args)
+    if not isinstance(args, dict):
         raise BadInput(f"--env.args: expected a JSON object, got {env.args:.60}")
-    kind = loaders.env_config_type(env.taskset, given.get("id", ""))
+    kind = loaders.env_config_type(env.taskset, args.get("id", ""))
     seats = [n for n, f in kind.model_fields.items() if isinstance(f.default, seat_type)]
-    taskset = {"id": env.taskset, **given.get("taskset", {})}
-    seated = {seat: {**_SEAT, "model": seat, **given.get(seat, {})} for seat in seats}
-    return loaders.resolve_env_config({**given, **seated, "taskset": taskset}), seats
+    taskset = {"id": env.taskset, **args.get("taskset", {})}
+    seated = {seat: {**_SEAT, "model": seat, **args.get(seat, {})} for seat in seats}
+    return loaders.resolve_env_config({**args, **seated, "taskset": taskset}), seats
 
 
 def _paid(episode: Any, seats: int) -> StepResult:
     """The rewards of an episode: those of each agent; of an only seat, the mean over its traces."""
     paid, parts = dict[str, float](), dict[str, Any]()
     for trace in episode.traces:
-        found = {name: r.value for name, r in trace.rewards.items() if r is not None}
-        parts.setdefault(trace.agent.name, []).append(found | trace.metrics)
+        rewards = {name: r.value for name, r in trace.rewards.items() if r is not None}
+        parts.setdefault(trace.agent.name, []).append(rewards | trace.metrics)
         if trace.agent.trainable:
-            paid[trace.agent.name] = paid.get(trace.agent.name, 0.0) + sum(found.values())
+            paid[trace.agent.name] = paid.get(trace.agent.name, 0.0) + sum(rewards.values())
     info = {"verifiers": parts}
     if seats == 1:
         return StepResult("", sum(paid.values()) / len(episode.traces), True, info)

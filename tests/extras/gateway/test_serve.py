@@ -27,6 +27,7 @@ from marft_jax.extras.gateway import command as serve
 from marft_jax.extras.gateway.app import Metrics
 from marft_jax.extras.gateway.errors import ApiError
 from marft_jax.extras.gateway.http import Limits
+from marft_jax.extras.gateway.paths import READS
 from marft_jax.models.tokenizers.tokenizer import ByteTokenizer
 from marft_jax.models.weights import tiny
 from marft_jax.run.loaded_team import LoadedTeam
@@ -481,7 +482,7 @@ def test_what_asks_for_nothing_and_what_nobody_knows_is_ignored(guarded):
 )
 def test_values_that_other_servers_take_for_the_default_are_the_default(given, sampling):
     body = body_of(**{"max_tokens": None, **given})
-    read = protocol.read_call(json.dumps(body).encode())
+    read = READS["/chat/completions"](json.dumps(body).encode()).call
     assert (read.sampling, read.seed, read.n, read.stream) == (sampling, None, 1, False)
 
 
@@ -499,7 +500,7 @@ def test_values_that_other_servers_take_for_the_default_are_the_default(given, s
 )  # fmt: skip
 def test_other_values_out_of_range_are_refused(given):
     with pytest.raises(ApiError, match=next(iter(given))) as error:
-        protocol.read_call(json.dumps(body_of(**given)).encode())
+        READS["/chat/completions"](json.dumps(body_of(**given)).encode())
     assert error.value.status == 400
 
 

@@ -11,7 +11,7 @@ import pytest
 import small
 from programs import LLAMA, MISTRAL, TAGGED, play, with_template
 
-from marft_jax.extras.gateway.protocol import read_call
+from marft_jax.extras.gateway.paths import READS
 from marft_jax.models.tokenizers.tokenizer import FALLBACK_TEMPLATE, ByteTokenizer
 from marft_jax.tools import find_calls, for_model
 
@@ -40,7 +40,8 @@ def test_arguments_of_an_earlier_call_are_shown_as_an_object(arguments, shown):
     function = {"name": "clock", "arguments": arguments}
     own = {"role": "assistant", "tool_calls": [{"id": "a", "function": function}]}
     body = json.dumps({"model": "solver", "messages": [user("a"), own, user("b")]})
-    messages, tools = for_model(read_call(body.encode()).messages, (), tokenizer)
+    read = READS["/chat/completions"]
+    messages, tools = for_model(read(body.encode()).call.messages, (), tokenizer)
     assert f'"arguments": {shown}}}' in tokenizer.decode(tokenizer.chat(messages, tools))
 
 

@@ -52,15 +52,15 @@ class Adapters:
             raise ApiError(400, "lora_config: expected one; full fine-tuning is not offered")
         if not 1 <= lora.rank <= self.rank:
             raise ApiError(400, f"rank: expected 1 to {self.rank} (--rank), got {lora.rank}")
-        if not self._targets(found := lora.model_dump(exclude={"seed"})):
+        if not self._targets(fields := lora.model_dump(exclude={"seed"})):
             raise ApiError(400, "expected train_attn, train_mlp or train_unembed")
-        return found
+        return fields
 
     def draw(self, lora: Lora, seed: int | None) -> Adapter:
         """Draws an adapter that changes nothing yet."""
         seed = secrets.randbelow(1 << 31) if seed is None else seed % (1 << 32)
-        how = {"rank": lora["rank"], "alpha": _ALPHA, "targets": self._targets(lora)}
-        return verbs.fresh(self._policy(lora), **how, seed=seed)
+        empty, rank, targets = self._policy(lora), lora["rank"], self._targets(lora)
+        return verbs.fresh(empty, rank=rank, alpha=_ALPHA, targets=targets, seed=seed)
 
     def policy_of(self, adapter: Adapter | None, lora: Lora) -> Policy:
         """A policy with this adapter, which was trained as ``lora`` says; None: the bare base."""
@@ -70,10 +70,10 @@ class Adapters:
 
     def _policy(self, lora: Lora) -> Policy:
         """A policy with one free slot, for adapters of this rank or less."""
-        key = next(r for r in LADDER if r >= lora["rank"]), self._targets(lora)
-        if key not in self._empty:
-            how = {"room": 1, "rank": key[0], "targets": key[1]}
-            self._empty[key] = on_base(self.base, self._mesh, **how)
+        rank, targets = next(r for r in LADDER if r >= lora["rank"]), self._targets(lora)
+        if (key := (rank, targets)) not in self._empty:
+            empty = on_base(self.base, self._mesh, room=1, rank=rank, targets=targets)
+            self._empty[key] = empty
         return self._empty[key]
 
     def _targets(self, lora: Lora) -> tuple[str, ...]:
@@ -81,15 +81,15 @@ class Adapters:
         layers = self.base.config.layers
         parts = [layer.mixer for layer in layers] if lora["train_attn"] else []
         parts += [layer.mlp for layer in layers] if lora["train_mlp"] else []
-        own = [m.target or name for part in parts for name, m in part.matrices().items()]
-        return tuple(dict.fromkeys(own + ["unembed"] * lora["train_unembed"]))
+        names = [m.target or name for part in parts for name, m in part.matrices().items()]
+        return tuple(dict.fromkeys(names + ["unembed"] * lora["train_unembed"]))
 
     def write_peft(self, folder: Path, adapter: Adapter) -> None:
         """Writes an adapter as a peft folder."""
         config, source = self.base.config, self.base.source
-        factors, spelling = cast(peft.Factors, adapter.factors), dict(config.spelling)
-        how = peft.layers_in(source), config.layers_with, spelling
-        peft.publish(folder, factors, adapter.alpha, source, *how)
+        factors, layers = cast(peft.Factors, adapter.factors), peft.layers_in(source)
+        spelling = dict(config.spelling)
+        peft.publish(folder, factors, adapter.alpha, source, layers, config.layers_with, spelling)
 
 
 BARE = types.LoraConfig(rank=1, train_mlp=False, train_unembed=False).model_dump()

@@ -16,7 +16,7 @@ from typing import NoReturn
 
 from marft_jax import cli
 from marft_jax.errors import BadInput
-from marft_jax.extras.gateway.command import needs, own_flags, read_keys, serve
+from marft_jax.extras.gateway.command import add_server_flags, needs, read_keys, serve
 from marft_jax.formats.hosts import LOOPBACK, listen
 from marft_jax.run.directory import disk_errors, locked_directory
 
@@ -34,15 +34,15 @@ def main(argv: Sequence[str]) -> NoReturn:
     parser.add_argument("--api", choices=["tinker"], help="this API")
     names = "more names of the base, by which clients may ask for it"
     parser.add_argument("--names", nargs="+", default=[], metavar="NAME", help=names)
-    own_flags(parser)
+    add_server_flags(parser)
     for name, (usual, what) in _COUNTS.items():
         parser.add_argument(f"--{name}", default=usual, type=int, help=f"{what} ({usual})")
     with cli.boundary():
-        own, rest = parser.parse_known_args(argv)
-        keys, hosts = read_keys(own)
-        if not keys and own.host not in LOOPBACK:
-            raise BadInput(f"--host {own.host}: expected --api_key_file beside it, got none")
-        options = {name: getattr(own, name) for name in _COUNTS}
+        flags, rest = parser.parse_known_args(argv)
+        keys, hosts = read_keys(flags)
+        if not keys and flags.host not in LOOPBACK:
+            raise BadInput(f"--host {flags.host}: expected --api_key_file beside it, got none")
+        options = {name: getattr(flags, name) for name in _COUNTS}
         if wrong := [name for name, value in options.items() if value < 1]:
             raise BadInput(f"--{wrong[0]}: expected 1 or more, got {options[wrong[0]]}")
         config = cli.parse(rest, prog="marft_jax.serve")
@@ -53,10 +53,10 @@ def main(argv: Sequence[str]) -> NoReturn:
             from marft_jax.extras.gateway.tinker.service import open_service
         folder = Path(config.run.dir).absolute()
         with (
-            listen(own.host, own.port) as listener,
+            listen(flags.host, flags.port) as listener,
             disk_errors(folder),
             locked_directory(folder),
-            open_service(config, folder, names=own.names, **options) as service,
+            open_service(config, folder, names=flags.names, **options) as service,
         ):
             serve(make_app(service, keys, LIMITS, hosts), listener, LIMITS)
     sys.exit(0)

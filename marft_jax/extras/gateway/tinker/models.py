@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import threading
 import time
 from collections.abc import Mapping
@@ -101,33 +102,27 @@ class Models:
             raise ApiError(422, f"model_seq_id: expected a number from 0, got {number}")
         if config is not None and config.type != "adamw":
             raise ApiError(400, f"{config!r:.60}: not offered; use adamw")
-        id, saved = f"{request.session_id}:train:{number}", None
+        id = f"{request.session_id}:train:{number}"
         facts = {"model_id": id, "owner": owner, "user_metadata": request.user_metadata}
         if isinstance(request, types.CreateModelRequest):
             lora = self.adapters.check(request.lora_config)
             seed = request.lora_config and request.lora_config.seed
             facts |= {"base_model": request.base_model, "lora": lora, "seed": seed}
             facts["made"] = {"type": "create_model"}
+            make = functools.partial(self.adapters.draw, lora, seed)
         else:
             saved = Saved.of(request.path)
             of_weights = self._store.facts(saved, owner)
-            base = request.base_model or of_weights["base_model"]
-            facts |= {
-                "base_model": base,
-                "lora": of_weights["lora"],
-                "optimizer": request.optimizer,
-            }
+            facts |= {"lora": of_weights["lora"], "optimizer": request.optimizer}
+            facts["base_model"] = request.base_model or of_weights["base_model"]
             facts["made"] = {"type": "load_weights", "path": saved.path}
+            make = functools.partial(self._loaded, saved, request.optimizer)
         self.adapters.check_base(facts["base_model"])
         with self._lock:
             if id not in self.all:
                 if len(self.all) >= self._most:
                     raise ApiError(400, f"expected at most {self._most} models; see --models")
-                if saved is None:
-                    adapter = self.adapters.draw(facts["lora"], facts["seed"])
-                else:
-                    adapter = self._loaded(saved, facts["optimizer"])
-                whole = {**facts, "created": time.time()}
+                adapter, whole = make(), {**facts, "created": time.time()}
                 self._store.create_model(id, adapter, whole)
                 policy = self.adapters.policy_of(adapter, facts["lora"])
                 self.all[id] = Model(whole, policy, used=time.time())
@@ -165,9 +160,7 @@ class Models:
         return wire.read_json(CALLS[kind], body) if kind in CALLS else wire.read_pass(body)
 
     def _take(self, model: Model, number: int, kind: str, body: bytes) -> None:
-        def work() -> Working:
-            return self._work(model, number, kind, body)
-
+        work = functools.partial(self._work, model, number, kind, body)
         for ready, promise in model.calls.add(number, kind.encode() + body, work):
             self._worker.submit(model.id, ready, promise)
 
@@ -189,7 +182,10 @@ class Models:
         model.used, before = time.time(), model.policy
         try:
             model.policy = policy = self._policy(model)
-            result = yield from wire.answered(self._done(model, number, kind, body))
+            try:
+                result = yield from self._done(model, policy, number, kind, body)
+            except Exception as error:
+                result = wire.failed(error)
             moved = None if model.policy is policy else verbs.take(model.policy, 0)
             self._store.write_answer(model.id, number, result, moved)
         except Exception as error:
@@ -207,7 +203,7 @@ class Models:
             return model.policy
         return self.adapters.policy_of(self._store.read_state(model.id), model.facts["lora"])
 
-    def _done(self, model: Model, number: int, kind: str, body: bytes) -> Working:
+    def _done(self, model: Model, policy: Policy, number: int, kind: str, body: bytes) -> Working:
         """Does a call, unless it was done before the server was killed and leaves no state."""
         if kind == LOST:
             model.sums = None
@@ -216,56 +212,51 @@ class Models:
         if kind in _SAVED or getattr(request, "forward_only", False):
             if (known := self._store.read_answer(model.id, number)) is not None:
                 return known
-        step = self._save if kind in _SAVED else getattr(self, f"_{kind}")
-        return (yield from step(model, number, request))
+        if kind == "forward_backward":
+            return (yield from self._forward_backward(model, policy, request))
+        verb = self._save if kind in _SAVED else getattr(self, f"_{kind}")
+        return verb(model, policy, number, request)
 
-    def _forward_backward(self, model: Model, number: int, asked: wire.Pass) -> Working:
-        assert model.policy is not None
-        examples = passes.read(asked, self.adapters.base.config.vocab_size, self.adapters.context)
+    def _forward_backward(self, model: Model, policy: Policy, call: wire.Pass) -> Working:
+        examples = passes.read(call, self.adapters.base.config.vocab_size, self.adapters.context)
         sums = model.sums
-        model.sums = sums if asked.forward_only else None  # a pass that fails leaves half a sum
-        model.sums, result = yield from passes.run(model.policy, sums, asked, examples)
+        model.sums = sums if call.forward_only else None  # a pass that fails leaves half a sum
+        model.sums, result = yield from passes.run(policy, sums, call, examples)
         return result
 
-    def _optim_step(self, model: Model, number: int, request: types.OptimStepRequest) -> Working:
-        assert model.policy is not None
-        how = _adam(request.optim_params)
+    def _optim_step(self, model: Model, policy: Policy, number: int, request: Any) -> bytes:
+        adam = _adam(request.optim_params)
         if model.sums is None:
             raise BadInput("optim_step: expected a forward_backward since the last step, got none")
         sums, model.sums = model.sums, None
-        policy, [norm] = verbs.optim_step(model.policy, sums, how)
+        moved, [norm] = verbs.optim_step(policy, sums, adam)
         if not np.isfinite(norm):
             raise BadInput("the gradient is not finite, and no step was taken; see the losses")
-        model.policy = policy
-        yield 0
+        model.policy = moved
         return wire.answer(metrics={"unclipped_grad_l2:mean": float(norm)})
 
-    def _load_weights(
-        self, model: Model, number: int, request: types.LoadWeightsRequest
-    ) -> Working:
+    def _load_weights(self, model: Model, policy: Policy, number: int, request: Any) -> bytes:
         if number != 1:
             raise BadInput("load_weights: expected as the first call of a model; create another")
-        saved, own = Saved.of(request.path), model.facts["lora"]
-        if (lora := self._store.facts(saved, model.facts["owner"])["lora"]) != own:
-            what = f"expected weights of {own}, got {lora}"
+        saved, wanted = Saved.of(request.path), model.facts["lora"]
+        if (lora := self._store.facts(saved, model.facts["owner"])["lora"]) != wanted:
+            what = f"expected weights of {wanted}, got {lora}"
             raise BadInput(f"{saved.path}: {what}; create_training_client_from_state takes any")
         model.policy = self.adapters.policy_of(self._loaded(saved, request.optimizer), lora)
-        yield 0
         return wire.answer(path=saved.path, model_id=model.id, type="load_weights")
 
-    def _save(self, model: Model, number: int, request: Any) -> Working:
+    def _save(self, model: Model, policy: Policy, number: int, request: Any) -> bytes:
         """Saves weights of any kind: for training, for sampling with a name or without, or as a
         peft folder."""
-        assert model.policy is not None
         kind, seq_id = _SAVED[request.type], getattr(request, "sampling_session_seq_id", None)
         if getattr(request, "age_encryption_recipients", None):
             raise BadInput("age_encryption_recipients: not offered; encrypt the files yourself")
+        name = f"{number:09}" if request.path is None else request.path
         if kind == "sampler_weights" and request.path is None:
             if seq_id is None:
                 raise BadInput("expected a path, or sampling_session_seq_id")
-            saved = Saved(model.id, EPHEMERAL, f"{number:09}")
+            saved = Saved(model.id, EPHEMERAL, name)
         else:
-            name = f"{number:09}" if request.path is None else request.path
             saved = Saved.of(f"tinker://{model.id}/{kind}/{name}")
         expires, there = expiry(request.ttl_seconds), self._store.place(saved).exists()
         if there and not getattr(request, "overwrite", False):
@@ -274,14 +265,13 @@ class Models:
         facts = {key: model.facts[key] for key in ("owner", "base_model", "lora")}
         facts |= {"number": number, "expires": expires}
         facts["user_metadata"] = getattr(request, "user_metadata", None)
-        adapter = verbs.take(model.policy, 0)
-        yield 0
+        adapter = verbs.take(policy, 0)
         with self._store.saving(saved, facts) as draft:
             if kind == "external_weights":
                 self.adapters.write_peft(draft, adapter)
             else:
-                kept = adapter if kind == "weights" else adapter._replace(moments=None, count=0)
-                verbs.save(kept, draft / ADAPTER)
+                bare = adapter._replace(moments=None, count=0)
+                verbs.save(adapter if kind == "weights" else bare, draft / ADAPTER)
         if saved.kind != EPHEMERAL:
             return wire.answer(path=saved.path, type=request.type)
         sampler = f"{model.id.partition(':')[0]}:sample:{seq_id}"
@@ -295,13 +285,13 @@ _BOUNDS: Mapping[str, tuple[float, float]] = {
 }  # fmt: skip
 
 
-def _adam(own: types.OptimParams) -> Adam:
-    if not isinstance(own, types.AdamParams):
-        raise BadInput(f"optimizer {own.type!r:.40}: not offered; use AdamParams")
+def _adam(params: types.OptimParams) -> Adam:
+    if not isinstance(params, types.AdamParams):
+        raise BadInput(f"optimizer {params.type!r:.40}: not offered; use AdamParams")
     for name, (least, most) in _BOUNDS.items():
-        if not least <= (value := getattr(own, name)) <= most:
+        if not least <= (value := getattr(params, name)) <= most:
             raise BadInput(f"{name}: expected {least} to {most:g}, got {value}")
     return verbs.adam(
-        own.learning_rate, b1=own.beta1, b2=own.beta2, eps=own.eps, decay=own.weight_decay,
-        clip=own.grad_clip_norm or np.inf, always=True,
+        params.learning_rate, b1=params.beta1, b2=params.beta2, eps=params.eps,
+        decay=params.weight_decay, clip=params.grad_clip_norm or np.inf, always=True,
     )  # fmt: skip

@@ -111,11 +111,11 @@ class Numbered:
         self._known[number], self._waiting[number] = (_digest(content), Future()), work
         for old in [*self._known][: -2 * MOST_WAITING]:
             del self._known[old]
-        found = list[tuple[Work, Future[bytes]]]()
+        ready = list[tuple[Work, Future[bytes]]]()
         while self.begun + 1 in self._waiting:
             self.begun += 1
-            found.append((self._waiting.pop(self.begun), self._known[self.begun][1]))
-        return found
+            ready.append((self._waiting.pop(self.begun), self._known[self.begun][1]))
+        return ready
 
 
 def _digest(content: bytes) -> bytes:

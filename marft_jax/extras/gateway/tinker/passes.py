@@ -76,37 +76,37 @@ class Example(NamedTuple):
     mask: np.ndarray | None = None  # of ``gspo``
 
 
-def check_loss(asked: Pass) -> _Kind:
+def _kind_of(call: Pass) -> _Kind:
     """Finds a loss and checks its settings; raises ``BadInput``."""
-    if asked.loss not in LOSSES:
+    if call.loss not in LOSSES:
         why = "its objective is not published; use loss_fn=importance_sampling"
-        why = why if asked.loss == "stable_reinforce" else "it is unknown"
-        raise BadInput(f"loss_fn {asked.loss!r:.60}: {why} (offered: {', '.join(LOSSES)})")
-    kind = LOSSES[asked.loss]
+        why = why if call.loss == "stable_reinforce" else "it is unknown"
+        raise BadInput(f"loss_fn {call.loss!r:.60}: {why} (offered: {', '.join(LOSSES)})")
+    kind = LOSSES[call.loss]
     known = _SETTINGS & {*kind.usual}
-    for name, value in asked.settings.items():
+    for name, value in call.settings.items():
         if name not in known or isinstance(value, str) or not np.isfinite(value):
             what = f"numbers for {', '.join(sorted(known)) or 'no setting'}"
             raise BadInput(
-                f"loss_fn_config of {asked.loss}: expected {what}, got {name}={value!r:.60}"
+                f"loss_fn_config of {call.loss}: expected {what}, got {name}={value!r:.60}"
             )
-    if asked.loss == "dro" and "beta" not in asked.settings:
+    if call.loss == "dro" and "beta" not in call.settings:
         raise BadInput("loss_fn_config of dro: expected beta, whose default is not published")
     return kind
 
 
-def read(asked: Pass, vocabulary: int, context: int) -> list[Example]:
+def read(call: Pass, vocabulary: int, context: int) -> list[Example]:
     """Makes the learner's data of a call; raises ``BadInput`` with the datum that is wrong."""
-    kind, found = check_loss(asked), list[Example]()
-    if not asked.data:
+    kind, examples = _kind_of(call), list[Example]()
+    if not call.data:
         raise BadInput("data: expected a datum at least, got none")
-    for i, given in enumerate(asked.data):
+    for i, datum in enumerate(call.data):
         try:
-            wire.check_ids("model_input", given.ids, vocabulary, context)
-            found.append(_example(kind, asked.settings, given, vocabulary))
+            wire.check_ids("model_input", datum.ids, vocabulary, context)
+            examples.append(_example(kind, call.settings, datum, vocabulary))
         except BadInput as error:
             raise BadInput(f"data[{i}]: {error}") from None
-    return found
+    return examples
 
 
 def _example(kind: _Kind, settings: Mapping[str, Any], given: Given, vocabulary: int) -> Example:
@@ -123,9 +123,9 @@ def _example(kind: _Kind, settings: Mapping[str, Any], given: Given, vocabulary:
     wire.check_ids("target_tokens", targets.reshape(-1), vocabulary, targets.size)
     numbers = {k: np.full(targets.shape, settings.get(k, x)) for k, x in kind.usual.items()}
     for name in inputs.keys() - {"target_tokens"}:
-        numbers[name] = own = inputs[name].astype(np.float32)
-        if own.shape != targets.shape or not np.isfinite(own).all():
-            got = "others" if own.shape == targets.shape else f"shape {list(own.shape)}"
+        numbers[name] = values = inputs[name].astype(np.float32)
+        if values.shape != targets.shape or not np.isfinite(values).all():
+            got = "others" if values.shape == targets.shape else f"shape {list(values.shape)}"
             raise BadInput(f"{name}: expected finite numbers {list(targets.shape)}, got {got}")
     old, mask = (numbers.pop(name, None) for name in ("logprobs", "sequence_ratio_mask"))
     if mask is not None and not mask.any():
@@ -139,45 +139,44 @@ def _example(kind: _Kind, settings: Mapping[str, Any], given: Given, vocabulary:
 
 
 def run(
-    policy: Policy, sums: GradientSums | None, asked: Pass, examples: Sequence[Example]
+    policy: Policy, sums: GradientSums | None, call: Pass, examples: Sequence[Example]
 ) -> Generator[int, None, tuple[GradientSums | None, bytes]]:
     """Runs a call piece by piece; yields the tokens of each, and returns (sums, the answer).
 
     Pieces follow from the call's own data alone.
     """
-    loss, logprobs, total = LOSSES[asked.loss].loss, list[np.ndarray](), 0.0
+    loss, outputs, total = LOSSES[call.loss].loss, list[np.ndarray](), 0.0
     for piece in _pieces(examples):
-        data = [one.datum for one in piece]
-        if asked.loss == "gspo":
-            found = verbs.forward(policy, verbs.pack(policy, data))
-            data = [*map(_with_ratio, piece, found)]
+        data = [example.datum for example in piece]
+        if call.loss == "gspo":
+            now = verbs.forward(policy, verbs.pack(policy, data))
+            data = [*map(_with_ratio, piece, now)]
         packed = verbs.pack(policy, data)
-        if asked.forward_only:
-            found = verbs.forward(policy, packed)
-            told = [
-                np.asarray(loss(jnp.asarray(x), _numbers(d)))
-                for x, d in zip(found, data, strict=True)
+        if call.forward_only:
+            now = verbs.forward(policy, packed)
+            each = [
+                np.asarray(loss(jnp.asarray(x), _numbers(datum)))
+                for x, datum in zip(now, data, strict=True)
             ]
         else:
             sums, results = verbs.forward_backward(policy, packed, loss, sums)
-            learned = results.by_datum()
-            found, told = [one.logprobs for one in learned], [one.losses for one in learned]
-        for own, datum in zip(told, data, strict=True):
-            weights = datum.inputs.get("weights", np.ones(len(own)))
-            total += float(np.sum(own.astype(np.float64) * weights))
-        logprobs += [x.reshape(one.shape) for x, one in zip(found, piece, strict=True)]
+            now, each = zip(*results.by_datum(), strict=True)
+        for example, datum, logprobs, losses_of_datum in zip(piece, data, now, each, strict=True):
+            weights = datum.inputs.get("weights", np.ones(len(losses_of_datum)))
+            total += float(np.sum(losses_of_datum.astype(np.float64) * weights))
+            outputs.append(logprobs.reshape(example.shape))
         yield sum(len(datum.ids) for datum in data)
-    return sums, wire.passed(logprobs, {"loss:sum": total})
+    return sums, wire.passed(outputs, {"loss:sum": total})
 
 
 def _pieces(examples: Sequence[Example]) -> Iterator[list[Example]]:
     piece, size = list[Example](), 0
-    for one in examples:
-        if piece and size + len(one.datum.ids) > PIECE:
+    for example in examples:
+        if piece and size + len(example.datum.ids) > PIECE:
             yield piece
             piece, size = [], 0
-        piece.append(one)
-        size += len(one.datum.ids)
+        piece.append(example)
+        size += len(example.datum.ids)
     yield piece
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import functools
 import hashlib
-import hmac
 import inspect
 import io
 import secrets
@@ -25,9 +24,8 @@ from tinker import types
 from marft_jax.errors import reason
 from marft_jax.extras.gateway import http
 from marft_jax.extras.gateway.errors import ApiError
-from marft_jax.extras.gateway.paths import READS, Read
+from marft_jax.extras.gateway.paths import Read
 from marft_jax.extras.gateway.tinker import wire
-from marft_jax.extras.gateway.tinker.completing import complete
 from marft_jax.extras.gateway.tinker.models import CALLS
 from marft_jax.extras.gateway.tinker.service import Service, saved_of, stamp
 
@@ -52,7 +50,7 @@ def make_app(
             keys every call is admitted.
         names: of hosts that it answers to, beside those of the loopback address.
     """
-    gate = _Gate(service, [key.encode() for key in keys], limits)
+    gate = _Gate(service, keys, limits)
     models, sessions, samples = service.models, service.sessions, service.samples
     run, saved = "training_runs/{run}", "training_runs/{run}/checkpoints/{kind}/{name}"
     verbs: dict[tuple[str, str], tuple[Any, _Verb]] = {
@@ -85,23 +83,20 @@ def make_app(
         ("DELETE", saved): (dict, service.delete),
         ("PUT", f"{saved}/ttl"): (dict, service.set_ttl),
     }  # fmt: skip
-    own = {
+    handlers = {
         ("GET", "healthz"): gate.health,
         ("POST", "retrieve_future"): gate.retrieve,
         ("GET", f"{saved}/external_weights_urls"): gate.urls,
         ("GET", "files/{token}/{file:path}"): gate.file,
-        **{place: functools.partial(gate.answer, *verb) for place, verb in verbs.items()},
+        **{path: functools.partial(gate.answer, *verb) for path, verb in verbs.items()},
     }
-    chat = [
-        Route(f"{root}/v1{path}", functools.partial(gate.complete, read), methods=["POST"])
-        for root in ("", "/oai/api")
-        for path, read in READS.items()
-    ]
     routes = [
-        Route(f"/api/v1/{path}", run, methods=[method]) for (method, path), run in own.items()
+        *(Route(f"/api/v1/{p}", run, methods=[m]) for (m, p), run in handlers.items()),
+        *http.completion_routes("/v1", gate.complete),
+        *http.completion_routes("/oai/api/v1", gate.complete),
+        Route("/{path:path}", _unknown, methods=["GET", "POST", "PUT", "DELETE"]),
     ]
-    rest = Route("/{path:path}", _unknown, methods=["GET", "POST", "PUT", "DELETE"])
-    return http.make_app([*routes, *chat, rest], lambda status: None, names)
+    return http.make_app(routes, names=names)
 
 
 async def _unknown(request: Request) -> Response:
@@ -112,25 +107,23 @@ async def _unknown(request: Request) -> Response:
 class _Gate:
     """Handlers."""
 
-    def __init__(self, service: Service, keys: Sequence[bytes], limits: http.Limits) -> None:
+    def __init__(self, service: Service, keys: Sequence[str], limits: http.Limits) -> None:
         self._service, self._keys, self._limits = service, keys, limits
         self._links = dict[str, tuple[float, dict[str, Path]]]()  # until when, and files
 
     def _owner(self, request: Request) -> str:
         """Name of the owner of the key that a call comes with; "" where there are no keys."""
-        key = request.headers.get("x-api-key", "").encode("latin-1") or http.bearer(request)
-        if not self._keys:
-            return ""
-        if not any([hmac.compare_digest(key, own) for own in self._keys]):
-            raise ApiError(401, "expected X-API-Key with a key that this server knows")
-        return hashlib.sha256(key).hexdigest()[:16]
+        http.check_key(request, self._keys)
+        return hashlib.sha256(http.key_of(request)).hexdigest()[:16] if self._keys else ""
 
     async def _body(self, request: Request) -> bytes:
         body = await http.read_body(request, self._limits, _KINDS)
         kind = request.headers.get("content-encoding", "identity")
-        if kind not in ("identity", "zstd"):
+        if kind == "zstd":
+            return await _run(_unpacked, body, self._limits.body)
+        if kind != "identity":
             raise ApiError(415, f"Content-Encoding: expected zstd or none, got {kind!r:.40}")
-        return body if kind == "identity" else await _run(_unpacked, body, self._limits.body)
+        return body
 
     async def answer(self, kind: Any, verb: _Verb, request: Request) -> Response:
         """Answers a call, at once or with a promise.
@@ -138,29 +131,30 @@ class _Gate:
         Args:
             kind: of the request; dict: path, query and JSON body together; bytes: the body.
         """
-        owner, asked = self._owner(request), {**request.query_params, **request.path_params}
+        owner, query = self._owner(request), {**request.query_params, **request.path_params}
+        sent: Any = {}
         if request.method in ("POST", "PUT"):
             body = await self._body(request)
-            given: Any = body if kind is bytes else wire.read_json(kind, body)
-            asked = {**given, **asked} if kind is dict else given
-        found = await _run(verb, asked, owner)
-        return Response(status_code=204) if found is None else JSONResponse(found)
+            sent = body if kind is bytes else wire.read_json(kind, body)
+        answer = await _run(verb, {**sent, **query} if kind is dict else sent, owner)
+        return Response(status_code=204) if answer is None else JSONResponse(answer)
 
     async def retrieve(self, request: Request) -> Response:
         owner, kind = self._owner(request), types.FutureRetrieveRequest
         id = wire.read_json(kind, await self._body(request)).request_id
         promise = self._service.promise(id, owner)
         try:
-            found = await asyncio.wait_for(asyncio.shield(promise), _POLL_SECONDS)
+            result = await asyncio.wait_for(asyncio.shield(promise), _POLL_SECONDS)
         except TimeoutError:
             fields = {"type": "try_again", "request_id": id, "queue_state": "active"}
             return JSONResponse(fields, 408)
         self._service.samples.fetched(id)
-        return Response(found, media_type=_KINDS[not found.startswith(b"{")])
+        return Response(result, media_type=_KINDS[not result.startswith(b"{")])
 
     async def complete(self, read: Read, request: Request) -> Response:
         """Answers a call of OpenAI's API; the key may also be that of this API."""
-        return await complete(self._service, self._owner(request), read, request)
+        owner, choices = self._owner(request), self._service.samples.choices
+        return await http.complete(read, request, functools.partial(choices, owner=owner))
 
     async def health(self, request: Request) -> Response:
         return JSONResponse({"status": "ok"}, 200 if self._service.samples.alive else 503)
@@ -199,9 +193,9 @@ async def _run(verb: Callable[..., Any], *args: Any) -> Any:
 def _unpacked(body: bytes, most: int) -> bytes:
     try:
         with zstandard.ZstdDecompressor().stream_reader(io.BytesIO(body)) as stream:
-            found = stream.read(most + 1)
+            content = stream.read(most + 1)
     except (zstandard.ZstdError, MemoryError) as error:
         raise ApiError(422, f"expected a body compressed with zstd: {error}"[:200]) from None
-    if len(found) > most:
+    if len(content) > most:
         raise ApiError(413, f"expected at most {most} bytes")
-    return found
+    return content

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import functools
 import hashlib
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Sequence
@@ -15,11 +16,14 @@ from starlette.concurrency import run_in_threadpool
 from tinker import types
 
 from marft_jax.errors import RunFailed
+from marft_jax.extras.gateway.answers import Choice
 from marft_jax.extras.gateway.errors import ApiError
-from marft_jax.extras.gateway.tinker import sampling, wire
+from marft_jax.extras.gateway.protocol import Call
+from marft_jax.extras.gateway.served_team import choice_of_completion
+from marft_jax.extras.gateway.tinker import sample_call, wire
 from marft_jax.extras.gateway.tinker.adapters import BARE, Adapters
 from marft_jax.extras.gateway.tinker.order import Worker, Working
-from marft_jax.extras.gateway.tinker.sampling import Asked
+from marft_jax.extras.gateway.tinker.sample_call import SampleCall
 from marft_jax.extras.gateway.tinker.sessions import Sessions
 from marft_jax.extras.gateway.tinker.store import Saved, Store
 from marft_jax.sampling.batcher import Batcher
@@ -67,15 +71,16 @@ class _Slots:
             self._freed.set()
 
     async def _load(self, weights: _Weights) -> None:
-        while not (idle := [own for own, slot in self._slots.items() if not self._open[slot]]):
+        while not (idle := [v for v, slot in self._slots.items() if not self._open[slot]]):
             self._freed.clear()
             await self._freed.wait()
         adapter = await run_in_threadpool(self._store.load, weights.saved)
         slot, engine = self._slots.pop(idle[0]), cast(Any, self._batcher.sampler)
         self._slots[str(slot)] = slot  # nobody's, if this fails
-        own = slot, adapter.factors, adapter.alpha / adapter.rank, weights.version
-        await asyncio.wrap_future(self._batcher.between(lambda: engine.replace(*own)))
-        self._slots[weights.version] = self._slots.pop(str(slot))
+        scale, version = adapter.alpha / adapter.rank, weights.version
+        replace = functools.partial(engine.replace, slot, adapter.factors, scale, version)
+        await asyncio.wrap_future(self._batcher.between(replace))
+        self._slots[version] = self._slots.pop(str(slot))
 
 
 @dataclasses.dataclass
@@ -137,27 +142,55 @@ class Samples:
             ApiError: no such sampler or weights, too much at once, or an unreadable call.
             BadInput: a field that is not possible here.
         """
-        call = wire.read_json(types.SampleRequest, body)
-        sampler, digest = call.sampling_session_id, hashlib.sha256(body).digest()
+        sent = wire.read_json(types.SampleRequest, body)
+        sampler, digest = sent.sampling_session_id, hashlib.sha256(body).digest()
         _, saved = self._sessions.sampler(sampler, owner)
-        if call.seq_id is None:
+        if sent.seq_id is None:
             raise ApiError(422, "seq_id: expected a number, beside sampling_session_id")
-        id = f"{sampler}/{call.seq_id}"
+        id = f"{sampler}/{sent.seq_id}"
         if id not in self._open:
             self._make_room()
-            asked, weights = self.read(call), self.content(saved)
-            task = asyncio.create_task(self._answer(sampler, asked, weights))
+            call, weights = self._read(sent), self._content(saved)
+            task = asyncio.create_task(self._answer(sampler, call, weights))
             self._open[id] = _Sample(owner, digest, task)
         elif self._open[id].digest != digest:
             raise ApiError(409, f"seq_id: {id} was used before with another call")
-        ids = [f"{id}/{i}" for i in range(call.num_samples)]
+        ids = [f"{id}/{i}" for i in range(sent.num_samples)]
         return {"request_id": id, "sample_sequence_ids": ids}
 
-    def read(self, call: types.SampleRequest) -> Asked:
-        """Reads and checks a call; raises ``BadInput``."""
-        return sampling.read(call, self._adapters.base.config.vocab_size, self._adapters.context)
+    async def choices(self, call: Call, owner: str) -> list[Choice]:
+        """Answers a call of OpenAI's API with saved weights of an owner, or with the base."""
+        path = call.model if call.model.startswith("tinker://") else None
+        _, saved = self.weights(None if path else call.model, path, owner)
+        weights, settings = self._content(saved), {**call.sampling}
+        tokenizer = self._adapters.base.tokenizer
+        if call.tools or call.form or settings.pop("min_p", 0):
+            what = "tools, response_format and min_p: not offered here; serve --api openai does"
+            raise ApiError(400, what, code="unsupported_parameter")
+        params = types.SamplingParams(
+            temperature=settings.get("temperature", 1), top_p=settings.get("top_p", 1),
+            max_tokens=settings.get("max_new_tokens"), top_k=settings.get("top_k") or -1,
+            seed=call.seed, stop=[*call.stop] or None,
+        )  # fmt: skip
+        prompts = [
+            tokenizer.encode(prompt, special=True) if isinstance(prompt, str) else [*prompt]
+            for prompt in call.prompts
+        ] or [tokenizer.chat(call.messages)]
+        inputs = map(types.ModelInput.from_ints, prompts)
+        common = {"sampling_params": params, "num_samples": call.n}
+        calls = [self._read(types.SampleRequest(prompt=prompt, **common)) for prompt in inputs]
+        drawn = await asyncio.gather(*(self._draw(sample, weights) for sample in calls))
+        return [
+            choice_of_completion(call, tokenizer, sample.requests[0], completion)
+            for sample, completions in zip(calls, drawn, strict=True)
+            for completion in completions
+        ]
 
-    def content(self, saved: Saved | None) -> _Weights | None:
+    def _read(self, sent: types.SampleRequest) -> SampleCall:
+        base, context = self._adapters.base, self._adapters.context
+        return sample_call.read(sent, base.config.vocab_size, context)
+
+    def _content(self, saved: Saved | None) -> _Weights | None:
         """What saved weights are now; raises ``ApiError``, 404, if they are deleted."""
         if saved is None:
             return None
@@ -171,18 +204,18 @@ class Samples:
         """Drops results that nobody will fetch, but the newest; raises ``ApiError``, 429, if too
         many calls are left."""
         over = [
-            id for id, one in self._open.items()
-            if one.fetched or one.promise.done() and self._sessions.has_ended(id)
+            id for id, sample in self._open.items()
+            if sample.fetched or sample.promise.done() and self._sessions.has_ended(id)
         ]  # fmt: skip
         for id in over[:-_KEPT]:
             del self._open[id]
         if len(self._open) >= _MOST_OPEN:
             raise ApiError(429, "too many calls wait; try again later")
 
-    async def _answer(self, sampler: str, asked: Asked, weights: _Weights | None) -> bytes:
+    async def _answer(self, sampler: str, call: SampleCall, weights: _Weights | None) -> bytes:
         try:
-            completions = await self.draw(asked, weights)
-            if not asked.scores:
+            completions = await self._draw(call, weights)
+            if not call.scores:
                 return wire.sampled(completions).SerializeToString()
 
             def work() -> Working:
@@ -190,27 +223,27 @@ class Samples:
                 if weights is not None:
                     adapter, lora = self._store.load(weights.saved), weights.facts["lora"]
                 policy = self._adapters.policy_of(adapter, lora)
-                return (yield from sampling.scored(policy, asked, completions))
+                return (yield from sample_call.scored(policy, call, completions))
 
             promise = Future[bytes]()
-            self._worker.submit(sampler, lambda: wire.answered(work()), promise)
+            self._worker.submit(sampler, work, promise)
             return await asyncio.wrap_future(promise)
         except (Exception, asyncio.CancelledError) as error:
             return wire.failed(error)
 
-    async def draw(self, asked: Asked, weights: _Weights | None) -> Sequence[Completion]:
+    async def _draw(self, call: SampleCall, weights: _Weights | None) -> Sequence[Completion]:
         """Samples with saved weights, or with the base."""
         async with self._slots.slot(weights) as slot:
-            requests = [one._replace(owner=slot) for one in asked.requests]
-            parts = [asyncio.wrap_future(self._batcher.submit(one)) for one in requests]
+            requests = [request._replace(owner=slot) for request in call.requests]
+            parts = [asyncio.wrap_future(self._batcher.submit(request)) for request in requests]
             completions = await asyncio.gather(*parts)
-        if weights is not None and any(one.version != weights.version for one in completions):
+        if weights is not None and {c.version for c in completions} != {weights.version}:
             raise RunFailed("the sampler had other weights; this is a fault of the server")
         return completions
 
-    async def cancel(self, asked: Any, owner: str) -> None:
+    async def cancel(self, query: Any, owner: str) -> None:
         """Drops a call that samples."""
-        sample = self._open.get(str(asked.get("request_id")))
+        sample = self._open.get(str(query.get("request_id")))
         if sample is not None and sample.owner == owner:
             sample.promise.cancel()
 

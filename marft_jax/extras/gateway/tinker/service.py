@@ -27,6 +27,8 @@ from marft_jax.settings.config import Config, Rollout
 from marft_jax.team.bases import context_of
 from marft_jax.types import MAIN
 
+_PAGE = {"offset": 0, "limit": 100}
+
 
 class Service(NamedTuple):
     """All that answers calls. Its methods, and those of its parts, may be called in any thread."""
@@ -42,13 +44,13 @@ class Service(NamedTuple):
         model, _, number = id.rpartition("/")
         if model not in self.models.all:
             return self.samples.promise(id, owner)
-        own = self.models.find(model, owner)
-        kept = self.models.promise(own, int(number) if number.isdecimal() else -1)
-        return asyncio.wrap_future(kept)
+        number = int(number) if number.isdecimal() else -1
+        return asyncio.wrap_future(self.models.promise(self.models.find(model, owner), number))
 
-    def capabilities(self, asked: Any, owner: str) -> dict[str, Any]:
-        own = {"trainable": True, "sampleable": True, "max_context_length": self.adapters.context}
-        return {"supported_models": [{"model_name": name, **own} for name in self.adapters.names]}
+    def capabilities(self, query: Any, owner: str) -> dict[str, Any]:
+        facts = {"trainable": True, "sampleable": True}
+        facts |= {"max_context_length": self.adapters.context}
+        return {"supported_models": [{"model_name": name, **facts} for name in self.adapters.names]}
 
     def info(self, request: types.GetInfoRequest, owner: str) -> dict[str, Any]:
         facts = self.models.find(request.model_id, owner).facts
@@ -59,41 +61,41 @@ class Service(NamedTuple):
             "model_data": {"arch": "decoder", "model_name": name},
         }  # fmt: skip
 
-    def list_sessions(self, asked: Any, owner: str) -> dict[str, Any]:
-        own = [id for id, facts in [*self.sessions.all.items()] if facts["owner"] == owner]
-        return {"sessions": _page(asked, own[::-1])[0]}
+    def list_sessions(self, query: Any, owner: str) -> dict[str, Any]:
+        ids = [id for id, facts in [*self.sessions.all.items()] if facts["owner"] == owner]
+        return {"sessions": _page(query, ids[::-1])[0]}
 
-    def session(self, asked: Any, owner: str) -> dict[str, Any]:
-        facts = self.sessions.find(asked["session"], owner)
-        runs = [id for id in [*self.models.all] if id.startswith(f"{asked['session']}:")]
-        told = {key: facts[key] for key in ("user_metadata", "display_name")}
-        return {**told, "training_run_ids": runs, "sampler_ids": [*facts["samplers"]]}
+    def session(self, query: Any, owner: str) -> dict[str, Any]:
+        facts = self.sessions.find(query["session"], owner)
+        runs = [id for id in [*self.models.all] if id.startswith(f"{query['session']}:")]
+        named = {key: facts[key] for key in ("user_metadata", "display_name")}
+        return {**named, "training_run_ids": runs, "sampler_ids": [*facts["samplers"]]}
 
-    def sampler(self, asked: Any, owner: str) -> dict[str, Any]:
-        base, saved = self.sessions.sampler(asked["sampler"], owner)
-        told = {"sampler_id": asked["sampler"], "base_model": base}
-        return {**told, "model_path": saved and saved.path}
+    def sampler(self, query: Any, owner: str) -> dict[str, Any]:
+        base, saved = self.sessions.sampler(query["sampler"], owner)
+        path = saved and saved.path
+        return {"sampler_id": query["sampler"], "base_model": base, "model_path": path}
 
-    def weights(self, asked: Any, owner: str) -> dict[str, Any]:
+    def weights(self, query: Any, owner: str) -> dict[str, Any]:
         """What a client has to know to load weights."""
-        facts = self.store.facts(Saved.of(str(asked.get("tinker_path"))), owner)
+        facts = self.store.facts(Saved.of(str(query.get("tinker_path"))), owner)
         lora = {**facts["lora"]}
-        own = {"base_model": facts["base_model"], "is_lora": True, "lora_rank": lora.pop("rank")}
-        return {**own, **lora}
+        rank = lora.pop("rank")
+        return {"base_model": facts["base_model"], "is_lora": True, "lora_rank": rank, **lora}
 
-    def delete(self, asked: Any, owner: str) -> None:
-        self.store.facts(saved := saved_of(asked), owner)
+    def delete(self, query: Any, owner: str) -> None:
+        self.store.facts(saved := saved_of(query), owner)
         self.store.delete(saved)
 
-    def set_ttl(self, asked: Any, owner: str) -> None:
-        facts, expires = self.store.facts(saved_of(asked), owner), expiry(asked.get("ttl_seconds"))
-        self.store.write_facts(saved_of(asked), {**facts, "expires": expires})
+    def set_ttl(self, query: Any, owner: str) -> None:
+        facts, expires = self.store.facts(saved_of(query), owner), expiry(query.get("ttl_seconds"))
+        self.store.write_facts(saved_of(query), {**facts, "expires": expires})
 
-    def checkpoints(self, asked: Any, owner: str) -> dict[str, Any]:
+    def checkpoints(self, query: Any, owner: str) -> dict[str, Any]:
         """Saved weights of a model, or of an owner, newest first."""
-        if (run := asked.get("run")) is not None:
+        if (run := query.get("run")) is not None:
             return {"checkpoints": self._checkpoints(self.models.find(run, owner).id, owner)}
-        rows, cursor = _page(asked, self._checkpoints("*", owner))
+        rows, cursor = _page(query, self._checkpoints("*", owner))
         return {"checkpoints": rows, "cursor": cursor}
 
     def _checkpoints(self, models: str, owner: str) -> list[dict[str, Any]]:
@@ -107,19 +109,19 @@ class Service(NamedTuple):
             for saved, facts in reversed(self.store.listed(models)) if facts["owner"] == owner
         ]  # fmt: skip
 
-    def runs(self, asked: Any, owner: str) -> dict[str, Any]:
+    def runs(self, query: Any, owner: str) -> dict[str, Any]:
         """Models of an owner, newest first."""
-        own = [m for m in [*self.models.all.values()] if m.facts["owner"] == owner]
-        rows, cursor = _page(asked, sorted(own, key=lambda m: -m.facts["created"]))
+        models = [m for m in [*self.models.all.values()] if m.facts["owner"] == owner]
+        rows, cursor = _page(query, sorted(models, key=lambda m: -m.facts["created"]))
         return {"training_runs": [self._run(model) for model in rows], "cursor": cursor}
 
-    def run(self, asked: Any, owner: str) -> dict[str, Any]:
-        return self._run(self.models.find(asked["run"], owner))
+    def run(self, query: Any, owner: str) -> dict[str, Any]:
+        return self._run(self.models.find(query["run"], owner))
 
     def _run(self, model: Model) -> dict[str, Any]:
         facts = model.facts
         saved = reversed(self._checkpoints(model.id, facts["owner"]))
-        last = {one["checkpoint_type"]: one for one in saved}
+        last = {checkpoint["checkpoint_type"]: checkpoint for checkpoint in saved}
         return {
             "training_run_id": model.id, "base_model": facts["base_model"], "is_lora": True,
             "model_owner": facts["owner"], "lora_rank": facts["lora"]["rank"],
@@ -134,14 +136,14 @@ def stamp(seconds: float) -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))
 
 
-def saved_of(asked: Any) -> Saved:
-    return Saved.of(f"tinker://{asked['run']}/{asked['kind']}/{asked['name']}")
+def saved_of(query: Any) -> Saved:
+    return Saved.of(f"tinker://{query['run']}/{query['kind']}/{query['name']}")
 
 
-def _page(asked: Any, rows: Sequence[Any]) -> tuple[Sequence[Any], dict[str, int]]:
+def _page(query: Any, rows: Sequence[Any]) -> tuple[Sequence[Any], dict[str, int]]:
     """A page of rows, as a query asks for, and where it stands."""
-    given = [str(asked.get(name, "")) for name in ("offset", "limit")]
-    offset, limit = (int(x) if x.isdecimal() else y for x, y in zip(given, (0, 100), strict=True))
+    sent = [(str(query.get(name, "")), default) for name, default in _PAGE.items()]
+    offset, limit = (int(text) if text.isdecimal() else default for text, default in sent)
     cursor = {"offset": offset, "limit": min(limit, 1000), "total_count": len(rows)}
     return rows[offset : offset + cursor["limit"]], cursor
 

@@ -60,9 +60,9 @@ class Sessions:
     def has_ended(self, sampler: str) -> bool:
         return "ended" in self.all[sampler.partition(":")[0]]
 
-    def finish(self, asked: Any, owner: str) -> None:
-        self.find(asked["session"], owner)
-        self._end(asked["session"])
+    def finish(self, query: Any, owner: str) -> None:
+        self.find(query["session"], owner)
+        self._end(query["session"])
 
     def _end(self, session: str) -> None:
         """Ends a session: its weights without a name go, models and saved weights stay."""

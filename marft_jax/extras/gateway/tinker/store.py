@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 from marft_jax import policy as verbs
 from marft_jax.errors import BadInput
 from marft_jax.extras.gateway.errors import ApiError
-from marft_jax.formats import foreign, jsonlines
+from marft_jax.formats import jsonlines
 from marft_jax.policy import Adapter
 from marft_jax.run.manifest import DRAFT, remove, whole_folder
 
@@ -57,10 +57,10 @@ class Saved(NamedTuple):
     @classmethod
     def of(cls, path: str) -> Saved:
         """Reads a path; raises ``ApiError``, 400."""
-        if not (found := _PATH.fullmatch(path)):
+        if not (match := _PATH.fullmatch(path)):
             what = f"tinker://MODEL/{'|'.join(KINDS)}/NAME, a name of letters, digits, . - and _"
             raise ApiError(400, f"path: expected {what}, got {path!r:.200}")
-        return cls(*found.groups())
+        return cls(*match.groups())
 
 
 _TABLES = """
@@ -69,6 +69,7 @@ CREATE TABLE IF NOT EXISTS sessions (id PRIMARY KEY, facts);
 CREATE TABLE IF NOT EXISTS models (id PRIMARY KEY, facts, number);
 CREATE TABLE IF NOT EXISTS calls (model, number, kind, body, answer, PRIMARY KEY (model, number));
 """
+_THIS = "WHERE model = ? AND number = ?"
 
 
 class Store:
@@ -104,8 +105,8 @@ class Store:
         rows. Raises ``OSError`` where the disk fails."""
         try:
             with self._lock, self._database as database:
-                found = [database.execute(text, values) for text, *values in statements]
-                return found[-1].fetchall()
+                done = [database.execute(text, values) for text, *values in statements]
+                return done[-1].fetchall()
         except sqlite3.Error as error:
             raise OSError(errno.EIO, str(error)) from error
 
@@ -115,8 +116,8 @@ class Store:
         return {session: json.loads(facts) for session, facts in rows}
 
     def write_session(self, session: str, facts: dict[str, Any]) -> None:
-        how = "INSERT INTO sessions VALUES (?, ?) ON CONFLICT DO UPDATE SET facts = excluded.facts"
-        self._run((how, session, json.dumps(facts)))
+        put = "INSERT INTO sessions VALUES (?, ?) ON CONFLICT DO UPDATE SET facts = excluded.facts"
+        self._run((put, session, json.dumps(facts)))
 
     def models(self) -> list[dict[str, Any]]:
         """Facts of each model whose state is there, with the ``number`` of its last step."""
@@ -138,16 +139,16 @@ class Store:
         return verbs.load(self._state(model, number))
 
     def write_call(self, model: str, number: int, kind: str, body: bytes) -> None:
-        how = "INSERT OR REPLACE INTO calls VALUES (?, ?, ?, ?, NULL)"
-        self._run((how, model, number, kind, body))
+        put = "INSERT OR REPLACE INTO calls VALUES (?, ?, ?, ?, NULL)"
+        self._run((put, model, number, kind, body))
 
     def write_answer(
         self, model: str, number: int, answer: bytes, adapter: Adapter | None = None
     ) -> None:
         """Keeps the result of a call, together with the state that follows if there is a new one;
         what led to older states is dropped then."""
-        own, done = "WHERE model = ? AND number = ?", "WHERE model = ? AND number <= ?"
-        answered = f"UPDATE calls SET answer = ? {own}", answer, model, number
+        done = "WHERE model = ? AND number <= ?"
+        answered = f"UPDATE calls SET answer = ? {_THIS}", answer, model, number
         if adapter is None:
             self._run(answered)
             return
@@ -165,20 +166,18 @@ class Store:
 
     def read_answer(self, model: str, number: int) -> bytes | None:
         """The result of a call, if it is kept."""
-        how = "SELECT answer FROM calls WHERE model = ? AND number = ?"
-        rows = self._run((how, model, number))
+        rows = self._run((f"SELECT answer FROM calls {_THIS}", model, number))
         return rows[0][0] if rows else None
 
     def lose(self, model: str, number: int) -> None:
         """Notes that a call failed with the disk: a server that is started again fails it, too."""
         with contextlib.suppress(OSError):
-            how = "UPDATE calls SET kind = ? WHERE model = ? AND number = ?"
-            self._run((how, LOST, model, number))
+            self._run((f"UPDATE calls SET kind = ? {_THIS}", LOST, model, number))
 
     def calls(self, model: str, after: int) -> list[tuple[int, str, bytes]]:
         """Calls after that of a number, in their order: (number, kind, body)."""
-        own = "WHERE model = ? AND number > ? ORDER BY number"
-        return self._run((f"SELECT number, kind, body FROM calls {own}", model, after))
+        later = "WHERE model = ? AND number > ? ORDER BY number"
+        return self._run((f"SELECT number, kind, body FROM calls {later}", model, after))
 
     def _state(self, model: str, number: int) -> Path:
         return self._folder / "models" / model.replace(":", ".") / f"state-{number:09}"
@@ -208,8 +207,8 @@ class Store:
             raise ApiError(400, f"{what}; delete checkpoints, or restart it with --weights_bytes")
         with whole_folder(self.place(saved)) as draft:
             yield draft
-            own = {"saved": saved, "time": time.time(), **facts}
-            jsonlines.write(draft / _FACTS, [json.dumps(own)])
+            whole = {"saved": saved, "time": time.time(), **facts}
+            jsonlines.write(draft / _FACTS, [json.dumps(whole)])
         if saved.kind == EPHEMERAL:
             with contextlib.suppress(OSError):
                 for old, _ in self.listed(saved.model, EPHEMERAL)[:-_KEPT_EPHEMERAL]:
@@ -218,7 +217,7 @@ class Store:
     def facts(self, saved: Saved, owner: str | None = None) -> dict[str, Any]:
         """Facts of saved weights, of an owner if one is given; raises ``ApiError``, 404."""
         file = self.place(saved) / _FACTS
-        facts = _read(file) if file.is_file() else None
+        facts = json.loads(file.read_text()) if file.is_file() else None
         if facts is None or _is_over(facts) or owner not in (None, facts["owner"]):
             raise ApiError(404, f"there are no weights {saved.path}; they may be deleted")
         return facts
@@ -240,15 +239,15 @@ class Store:
         Args:
             models, kind: patterns of names.
         """
-        found = list[tuple[Saved, dict[str, Any]]]()
+        listed = list[tuple[Saved, dict[str, Any]]]()
         for file in self._folder.glob(f"weights/{models.replace(':', '.')}/{kind}/[!.]*/{_FACTS}"):
-            facts = _read(file)
+            facts = json.loads(file.read_text())
             saved = Saved(*facts["saved"])
             if _is_over(facts):
                 self.delete(saved)
                 continue
-            found.append((saved, {**facts, "size_bytes": _size(file.parent)}))
-        return sorted(found, key=lambda one: one[1]["time"])
+            listed.append((saved, {**facts, "size_bytes": _size(file.parent)}))
+        return sorted(listed, key=lambda pair: pair[1]["time"])
 
     def delete(self, saved: Saved) -> None:
         with contextlib.suppress(FileNotFoundError):
@@ -267,10 +266,6 @@ def expiry(seconds: Any) -> float | None:
     if type(seconds) is not int or not _TTL[0] <= seconds <= _TTL[1]:
         raise ApiError(400, f"ttl_seconds: expected {_TTL[0]} to {_TTL[1]}, got {seconds!r:.40}")
     return time.time() + seconds
-
-
-def _read(file: Path) -> dict[str, Any]:
-    return foreign.loads(file.read_text("utf-8"))
 
 
 def _is_over(facts: dict[str, Any]) -> bool:

@@ -8,8 +8,8 @@ from __future__ import annotations
 import itertools
 import json
 import math
-from collections.abc import Generator, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 from google.protobuf.message import DecodeError
@@ -20,7 +20,6 @@ from tinker.proto import tinker_public_pb2 as pb
 from marft_jax.errors import BadInput, described, one_line, reason
 from marft_jax.extras.gateway.errors import ApiError
 
-_T = TypeVar("_T")
 _DTYPES = {pb.DTYPE_FLOAT32: np.float32, pb.DTYPE_INT64: np.int64, pb.DTYPE_INT32: np.int64}
 _MOST_CELLS = 1 << 24  # of a sparse tensor
 
@@ -48,7 +47,7 @@ def read_pass(body: bytes) -> Pass:
     message = pb.ForwardBackwardRequest()
     try:
         message.ParseFromString(body)
-        data = [_given(one) for one in message.data]
+        data = [*map(_given, message.data)]
     except (DecodeError, ValueError) as error:
         what = "expected a ForwardBackwardRequest as protobuf, of text and dense or CSR tensors"
         raise ApiError(422, one_line(f"{what}: {error}")) from None
@@ -98,16 +97,16 @@ def dense(
     fits = fits and rows[0] == 0 and rows[-1] == len(columns) == len(values)
     if not fits or (np.diff(rows) < 0).any() or not ((columns >= 0) & (columns < shape[1])).all():
         raise BadInput(f"a tensor: expected as many values as its shape has, got {shape!s:.80}")
-    found = np.full(shape, empty, values.dtype)
-    found[np.repeat(np.arange(shape[0]), np.diff(rows)), columns] = values
-    return found
+    matrix = np.full(shape, empty, values.dtype)
+    matrix[np.repeat(np.arange(shape[0]), np.diff(rows)), columns] = values
+    return matrix
 
 
-def ids_of(given: types.ModelInput) -> np.ndarray:
+def ids_of(prompt: types.ModelInput) -> np.ndarray:
     """Token ids of a prompt; raises ``BadInput`` for one that is not text."""
-    if not all(isinstance(chunk, types.EncodedTextChunk) for chunk in given.chunks):
+    if not all(isinstance(chunk, types.EncodedTextChunk) for chunk in prompt.chunks):
         raise BadInput("images and audio are not offered: expected encoded_text chunks")
-    return np.asarray(given.to_ints(), np.int64)
+    return np.asarray(prompt.to_ints(), np.int64)
 
 
 def check_ids(name: str, ids: np.ndarray, vocabulary: int, most: int) -> None:
@@ -148,23 +147,15 @@ def failed(error: BaseException) -> bytes:
     return answer(error=described(error), category="server")
 
 
-def answered(work: Generator[_T, None, bytes]) -> Generator[_T, None, bytes]:
-    """Does work; an exception becomes the answer."""
-    try:
-        return (yield from work)
-    except Exception as error:
-        return failed(error)
-
-
 def passed(outputs: Sequence[np.ndarray], metrics: Mapping[str, float]) -> bytes:
     """The result of a pass: the log-probs of each datum, ``[N]`` or ``[N, K]``."""
     message = pb.ForwardBackwardOutput(loss_fn_output_type="ArrayRecord", metrics=metrics)
     for trailing, group in itertools.groupby(outputs, lambda x: x.shape[1:]):
-        own = [np.ascontiguousarray(x, np.float32) for x in group]
-        record = message.loss_fn_outputs.add(type_tag="ArrayRecord", num_datums=len(own))
+        arrays = [np.ascontiguousarray(x, np.float32) for x in group]
+        record = message.loss_fn_outputs.add(type_tag="ArrayRecord", num_datums=len(arrays))
         batched = record.fields["logprobs"]
-        batched.data = b"".join(x.tobytes() for x in own)
-        batched.offsets = np.cumsum([0, *(x.nbytes for x in own)], dtype=np.int64).tobytes()
+        batched.data = b"".join(x.tobytes() for x in arrays)
+        batched.offsets = np.cumsum([0, *(x.nbytes for x in arrays)], dtype=np.int64).tobytes()
         batched.dtype = pb.DTYPE_FLOAT32
         batched.trailing_shape.extend(trailing)
     return message.SerializeToString()
@@ -177,12 +168,12 @@ Top = tuple[np.ndarray, np.ndarray]
 def sampled(completions: Iterable[Any]) -> pb.SampleResponse:
     """The result of sampling, to which scores may be added."""
     message = pb.SampleResponse()
-    for one in completions:
-        ended = one.reason in ("end", "stop")
+    for completion in completions:
+        ended = completion.reason in ("end", "stop")
         message.sequences.add(
             stop_reason=pb.STOP_REASON_STOP if ended else pb.STOP_REASON_LENGTH,
-            tokens=np.asarray(one.ids, np.int32).tobytes(),
-            logprobs=np.asarray(one.logprobs, np.float32).tobytes(),
+            tokens=np.asarray(completion.ids, np.int32).tobytes(),
+            logprobs=np.asarray(completion.logprobs, np.float32).tobytes(),
         )
     return message
 
@@ -195,18 +186,17 @@ def write_top(message: pb.TopkLogprobs, top: Top) -> None:
     message.length, message.k = ids.shape
 
 
-def write(message: pb.Tensor, values: np.ndarray, given: types.TensorData | Any = None) -> None:
-    """Writes a matrix; in the layout of ``given``, where that is sparse."""
+def write(message: pb.Tensor, values: np.ndarray, layout: types.TensorData | Any = None) -> None:
+    """Writes a matrix; in the layout of another one, where that is sparse."""
     whole = np.issubdtype(values.dtype, np.integer)
     message.dtype = pb.DTYPE_INT64 if whole else pb.DTYPE_FLOAT32
     values = np.ascontiguousarray(values, _DTYPES[message.dtype])
     message.shape.extend(values.shape)
-    if given is None or given.sparse_crow_indices is None:
+    if layout is None or layout.sparse_crow_indices is None:
         message.dense = values.tobytes()
         return
-    rows, columns = (
-        np.asarray(x, np.int64) for x in (given.sparse_crow_indices, given.sparse_col_indices)
-    )
+    places = layout.sparse_crow_indices, layout.sparse_col_indices
+    rows, columns = (np.asarray(place, np.int64) for place in places)
     csr = message.sparse_csr
     csr.values = values[np.repeat(np.arange(len(values)), np.diff(rows)), columns].tobytes()
     csr.crow_indices, csr.col_indices = rows.tobytes(), columns.tobytes()
