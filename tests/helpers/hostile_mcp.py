@@ -79,9 +79,6 @@ def call(number):
     elif MODE == "bytes that are no UTF-8":
         said = json.dumps({"jsonrpc": "2.0", "id": number, "result": text("o QQ")})
         write(said.encode().replace(b"QQ", b"\xff\xfe"))
-    elif MODE == "a picture":
-        picture = {"type": "image", "data": "AAAA", "mimeType": "image/png"}
-        answer(number, {"content": [{"type": "text", "text": "o"}, picture]})
     elif MODE == "NaN in a result":
         answer(number, {**text("o"), "structuredContent": {"a": float("nan")}})
     elif MODE == "an error without a code":

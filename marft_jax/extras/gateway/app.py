@@ -14,7 +14,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 from marft_jax.extras.gateway import http
-from marft_jax.extras.gateway.answers import Answer, Choice, settled, usage
+from marft_jax.extras.gateway.answers import Answer, Choice, usage
 from marft_jax.extras.gateway.errors import ApiError
 from marft_jax.extras.gateway.paths import Read, reply_of
 from marft_jax.extras.gateway.protocol import Call
@@ -120,7 +120,7 @@ class _Gate:
 
     async def _pieces(self, answer: Answer) -> AsyncIterator[dict[str, Any]]:
         """Chunks: text while it is sampled, everything else at the end."""
-        call, strip = answer.call, not answer.call.prompts
+        call = answer.call
         loop, news = asyncio.get_running_loop(), asyncio.Queue[Any]()
 
         def watch(*new: Any) -> None:
@@ -131,9 +131,7 @@ class _Gate:
         try:
             while (new := await news.get()) is not None:
                 number, prompt, ids = new
-                stops = self.team.stops_of(call)
-                text = settled(self.team.text_of(call, prompt, ids), stops, strip)
-                for piece in answer.more(number, text):
+                for piece in answer.more(number, self.team.settled(call, prompt, ids)):
                     yield piece
             for piece in answer.ends(await task):
                 yield piece

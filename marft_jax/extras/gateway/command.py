@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from starlette.applications import Starlette
 
     from marft_jax.extras.gateway.http import Limits
-    from marft_jax.run.playing import PlaySetup
     from marft_jax.team.prompts import Team
 
 
@@ -100,6 +99,7 @@ def open_app(
     from marft_jax.extras.gateway.served_team import ServedTeam
     from marft_jax.extras.gateway.warm_up import warm_up
     from marft_jax.run.opening import open_team
+    from marft_jax.run.playing import make_player
     from marft_jax.run.states import restore_state
     from marft_jax.sampling.batcher import Batcher
     from marft_jax.sampling.protocol import version_of
@@ -119,17 +119,13 @@ def open_app(
             await asyncio.wrap_future(batcher.load(state.adapters, version_of(state.adapters)))
             return int(state.step)
 
-        plays = functools.partial(_player, playing)
-        served = ServedTeam(team, batcher, plays, threads)
+        def make(share: Any, team: Team, create: Callable[[], Any]) -> Player:
+            setup = playing._replace(sampler=share, team=team, stop=lambda: share.dropped)
+            return make_player(setup, EnvSource(create), Stream.EVALUATION)
+
+        served = ServedTeam(team, batcher, make, threads)
         warm_up(served)
         yield make_app(served, batcher, reload, keys, limits or DEFAULT, names)
-
-
-def _player(playing: PlaySetup, share: Any, team: Team, create: Callable[[], Any]) -> Player:
-    from marft_jax.run.playing import make_player
-
-    setup = playing._replace(sampler=share, team=team, stop=lambda: share.dropped)
-    return make_player(setup, EnvSource(create), Stream.EVALUATION)
 
 
 def add_server_flags(parser: cli.Parser) -> None:

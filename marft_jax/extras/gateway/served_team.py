@@ -11,7 +11,7 @@ from concurrent.futures import Executor
 import numpy as np
 
 from marft_jax.envs.base import Grade, QuestionEnv, Task
-from marft_jax.extras.gateway.answers import Choice
+from marft_jax.extras.gateway.answers import Choice, settled
 from marft_jax.extras.gateway.errors import ApiError, naming
 from marft_jax.extras.gateway.history import (
     check_tools,
@@ -41,17 +41,20 @@ MakePlayer = Callable[[Share, Team, Callable[[], object]], Player]
 class ServedTeam:
     """Answers calls with a team.
 
-    Args:
+    Attributes:
         team: with the sampling that a call may change.
+        models: names for the model of a call.
+
+    Args:
+        team: as above.
         plays: makes the player of the whole team.
         threads: where it plays.
     """
 
     def __init__(self, team: Team, batcher: Batcher, plays: MakePlayer, threads: Executor) -> None:
-        self._team, self._batcher = team, batcher
+        self.team, self._batcher = team, batcher
         self._plays, self._threads = plays, threads
         self.models = (TEAM, *team.names)
-        self.one_of_each_base = tuple(dict(zip(team.bases, team.names, strict=True)).values())
 
     async def answer(
         self, call: Call, watch: Watch | None = None, ends: bool = True
@@ -70,15 +73,7 @@ class ServedTeam:
         seed = secrets.randbelow(_SEEDS) if call.seed is None else call.seed % _SEEDS
         if call.model == TEAM:
             return await self._play(call, seed)
-        return await self._ask(call, seed, self._team.names.index(call.model), watch, ends)
-
-    def encode(self, model: str, text: str) -> list[int]:
-        """Encodes a text as an agent reads it."""
-        return self._team.tokenizers[self._team.names.index(model)].encode(text)
-
-    def longest_prompt(self, model: str) -> int:
-        """Tokens of an agent's prompt, at most; two are left for an action."""
-        return self._team.contexts[self._team.names.index(model)] - 2
+        return await self._ask(call, seed, self.team.names.index(call.model), watch, ends)
 
     def find(self, name: str) -> str:
         """Returns the name of a model; raises ``ApiError`` if there is no such model."""
@@ -87,20 +82,18 @@ class ServedTeam:
             raise ApiError(404, what, "model", "model_not_found")
         return name
 
-    def text_of(self, call: Call, prompt: np.ndarray, ids: np.ndarray) -> str:
-        """Text of an agent's ids."""
-        tokenizer = self._team.tokenizers[self._team.names.index(call.model)]
-        said = tokenizer.said(prompt.tolist(), ids.tolist())
-        return tokenizer.decode(ids.tolist()) if call.prompts else said
-
-    def stops_of(self, call: Call) -> tuple[str, ...]:
-        """Texts that end what is streamed: an agent has its own."""
-        return call.stop or self._team.sampling[self._team.names.index(call.model)].stop
+    def settled(self, call: Call, prompt: np.ndarray, ids: np.ndarray) -> str:
+        """Beginning of an agent's text that its further ids leave as it is."""
+        agent = self.team.names.index(call.model)
+        tokenizer, stops = self.team.tokenizers[agent], call.stop or self.team.sampling[agent].stop
+        if call.prompts:
+            return settled(tokenizer.decode(ids.tolist()), stops, strip=False)
+        return settled(tokenizer.said(prompt.tolist(), ids.tolist()), stops)
 
     async def _ask(
         self, call: Call, seed: int, agent: int, watch: Watch | None, ends: bool
     ) -> list[Choice]:
-        team, tokenizer = self._team, self._team.tokenizers[agent]
+        team, tokenizer = self.team, self.team.tokenizers[agent]
         check_tools(tokenizer, call)
         common = {"base": team.bases[agent], "form": form_of(team, agent, call), "ends": ends}
         watch = None if call.tools else watch  # which is a call shows at its end
@@ -130,8 +123,8 @@ class ServedTeam:
             raise ApiError(400, what, name, "unsupported_parameter")
         sampled = {name: value for name, value in call.sampling.items() if name != "stop"}
         call, stop = call._replace(sampling=sampled), call.stop  # it is for the team's answer
-        agents = range(len(self._team.profiles))
-        team = self._team._replace(sampling=tuple(sampling_of(self._team, call, a) for a in agents))
+        agents = range(len(self.team.profiles))
+        team = self.team._replace(sampling=tuple(sampling_of(self.team, call, a) for a in agents))
         *before, last = call.messages
         said = [f"{message['role']}: {message['content']}" for message in before]
         task = Task("\n".join([*said, last["content"]]), "")

@@ -22,7 +22,7 @@ _SAMPLING = {"max_new_tokens": 2, "temperature": 0.0}
 _FORM = json.dumps({"type": "string"})
 
 
-def warm_up(team: ServedTeam) -> None:
+def warm_up(served: ServedTeam) -> None:
     """Has prompts of each length answered: with any text, and with a form, as in calls with tools
     and schemas; new prompts, and those whose first half was read before.
 
@@ -31,22 +31,26 @@ def warm_up(team: ServedTeam) -> None:
     """
     console, began = Console(file=sys.stderr), time.monotonic()
     with Compilations() as compilations, Progress("marft_jax: compiles", console) as progress:
-        models = team.one_of_each_base
-        kinds = [(m, n, form) for m in models for n in _lengths(team, m) for form in ("", _FORM)]
-        for done, (model, length, form) in enumerate(kinds):
+        team = served.team
+        agents = {base: agent for agent, base in enumerate(team.bases)}.values()
+        lengths = [(agent, length) for agent in agents for length in _lengths(team.contexts[agent])]
+        kinds = [(*prompts, form) for prompts in lengths for form in ("", _FORM)]
+        for done, (agent, length, form) in enumerate(kinds):
             progress(done, len(kinds), f", prompts of {length} tokens")
-            ids = team.encode(model, f"{done}. " + f"How are you, {model}? " * length)[:length]
-            other = team.encode(model, f"{done} and so on, as before. " * length)
+            model, encode = team.names[agent], team.tokenizers[agent].encode
+            ids = encode(f"{done}. " + f"How are you, {model}? " * length)[:length]
+            other = encode(f"{done} and so on, as before. " * length)
             with contextlib.suppress(ApiError):  # no form is offered
                 for prompt in (ids, [*ids[: length // 2], *other][:length]):
                     call = Call(model, (), _SAMPLING, form=form, prompts=(tuple(prompt),))
-                    asyncio.run(team.answer(call, ends=False))
+                    asyncio.run(served.answer(call, ends=False))
     compiled, seconds = compilations.metrics()["device/compiled"], time.monotonic() - began
     line = f"{compiled:.0f} programs are compiled, in {seconds:.1f} s"
     print(f"marft_jax: {line}", file=sys.stderr, flush=True)
 
 
-def _lengths(team: ServedTeam, model: str) -> list[int]:
-    """Lengths of prompts for which different programs are compiled."""
-    most = min(team.longest_prompt(model), _LONGEST)
+def _lengths(context: int) -> list[int]:
+    """Lengths of prompts for which different programs are compiled; two tokens are left for an
+    action."""
+    most = min(context - 2, _LONGEST)
     return sorted({min(bucket(n, 16, rungs=2), most) for n in range(1, most + 1)})

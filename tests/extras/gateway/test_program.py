@@ -118,14 +118,11 @@ def test_a_conversation_that_goes_on_encodes_only_what_is_new(monkeypatch):
 
 REWRITTEN = {
     "white space": [user("a"), assistant(" b1"), user("c")],
-    "thinking taken off": [user("a"), assistant("b"), user("c")],
     "another first message": [user("A"), assistant("b1"), user("c")],
     "a system message": [{"role": "system", "content": "x"}, user("a"), assistant("b1"), user("c")],
     "a message in between": [user("a"), user("z"), assistant("b1"), user("c")],
-    "a message less": [assistant("b1"), user("c")],
     "another answer": [user("a"), assistant("other"), user("c")],
     "an empty answer": [user("a"), assistant(None), user("c")],
-    "an answer twice": [user("a"), assistant("b1"), assistant("b1"), user("c")],
     "a summary": [user("sum"), assistant("ok"), user("c")],
 }
 
@@ -282,22 +279,15 @@ def test_a_task_that_is_left_slows_nobody_down(monkeypatch):
     assert [e.index for e in played.episodes] == [1, 0]
 
 
-SEEN = {
-    "no call": lambda reply: reply.choices[0].message.tool_calls is None,
-    "no refusal": lambda reply: reply.choices[0].message.refusal is None,
-    "dump": lambda reply: json.loads(reply.model_dump_json())["choices"][0]["message"]["content"],
-    "type": lambda reply: isinstance(reply, openai.types.chat.ChatCompletion),
-    "copy": lambda reply: reply.model_copy(update={"id": "x"}).id == "x",
-    "usage": lambda reply: reply.usage.total_tokens > 3,
-}
-
-
-@pytest.mark.parametrize("seen", SEEN.values(), ids=SEEN)
-def test_an_answer_has_what_openais_has(seen, monkeypatch):
+def test_an_answer_is_openais_and_may_be_a_message_of_the_next_call(monkeypatch):
     def run(task, client):
         reply = client.chat.completions.create(model="solver", messages=[user("a")])
-        assert seen(reply)
-        messages = [user("a"), reply.choices[0].message, user("b")]
+        assert isinstance(reply, openai.types.chat.ChatCompletion) and reply.usage.total_tokens > 3
+        message = reply.choices[0].message
+        assert message.tool_calls is None and message.refusal is None
+        dumped = json.loads(reply.model_dump_json())["choices"][0]["message"]["content"]
+        assert dumped == message.content and reply.model_copy(update={"id": "x"}).id == "x"
+        messages = [user("a"), message, user("b")]
         client.chat.completions.create(model="solver", messages=messages)
         return 1.0
 
@@ -359,37 +349,22 @@ def test_a_client_does_what_openais_does(way, monkeypatch):
     assert {turn.text for turn in episode.turns} == {"said"}
 
 
-@pytest.mark.parametrize(
-    ("more", "limit", "top_k"),
-    [({"max_tokens": 1}, 1, 0), ({"top_k": 1}, 8, 1), ({"max_tokens": 2, "top_k": 3}, 2, 3),
-     ({"max_completion_tokens": 3}, 3, 0), ({"return_token_ids": True}, 8, 0)],
-)  # fmt: skip
 @pytest.mark.parametrize("is_async", [True, False])
-def test_extra_fields_of_a_call_are_part_of_it(more, limit, top_k, is_async, monkeypatch):
+def test_extra_fields_of_a_call_are_part_of_it(is_async, monkeypatch):
+    more = {"max_tokens": 2, "top_k": 3, "return_token_ids": True}
     fields = {"model": "solver", "messages": [user("a")], "extra_body": more}
 
     async def run_async(task, client):
-        reply = await client.chat.completions.create(**fields)
-        assert hasattr(reply.choices[0], "token_ids") == ("return_token_ids" in more)
-        return 1.0
+        assert isinstance(client, openai.AsyncOpenAI)
+        return float(len((await client.chat.completions.create(**fields)).choices[0].token_ids))
 
     def run(task, client):
-        client.chat.completions.create(**fields)
-        return 1.0
+        return float(len(client.chat.completions.create(**fields).choices[0].token_ids))
 
-    _, engine = play(run_async if is_async else run, monkeypatch)
+    played, engine = play(run_async if is_async else run, monkeypatch)
     [request] = engine.requests
-    assert (request.sampling.max_new_tokens, request.sampling.top_k) == (limit, top_k)
-
-
-def test_a_framework_may_call_through_the_client_itself(monkeypatch):
-    async def run(task, client):
-        assert isinstance(client, openai.AsyncOpenAI)
-        async with client.chat.completions.stream(model="solver", messages=[user("a")]) as events:
-            seen = [event.type async for event in events]
-        return float("content.done" in seen)
-
-    assert play(run, monkeypatch, (1, 2))[0].episodes[0].reward == 1.0
+    assert (request.sampling.max_new_tokens, request.sampling.top_k) == (2, 3)
+    assert played.episodes[0].reward == 2
 
 
 def test_a_thread_that_works_on_is_waited_for_no_longer_than_that(monkeypatch):
@@ -403,15 +378,6 @@ def test_a_thread_that_works_on_is_waited_for_no_longer_than_that(monkeypatch):
 
     monkeypatch.setattr(channels, "_MOST_SECONDS", 0.1)
     assert play(run, monkeypatch)[0].episodes[0].reward == 1.0
-
-
-def test_calls_side_by_side_are_answered_together(monkeypatch):
-    async def run(task, client):
-        ask = client.chat.completions.create
-        await asyncio.gather(*(ask(model="solver", messages=[user(str(i))]) for i in range(4)))
-        return 1.0
-
-    assert [len(batch) for batch in play(run, monkeypatch)[1].batches] == [4]
 
 
 @pytest.mark.parametrize("number", [1, 3])
@@ -513,9 +479,8 @@ def test_a_program_that_fails_or_hangs_loses_its_episode_alone(monkeypatch):
 
     played, _ = play(fails, monkeypatch, (0, 1, 2), max_failed=0.5)
     assert [e.index for e in played.episodes] == [0, 2]
-    assert (
-        "KeyError: 'mine' (" in played.failed[0].why and "test_program.py" in played.failed[0].why
-    )
+    why = played.failed[0].why
+    assert "KeyError: 'mine' (" in why and "test_program.py" in why
     played, _ = play(hangs, monkeypatch, (0, 1, 2), max_failed=0.5, over=over, step_seconds=2)
     assert [e.index for e in played.episodes] == [0, 2]
     assert "no answer after 2 s" in played.failed[0].why
@@ -540,9 +505,7 @@ def hides_a_refusal(task, client):
         (lambda task, client: 1.0, "before an agent answered a call$"),
         (hides_a_refusal, "its last call was refused: model: expected one of .*nobody"),
         (lambda task, client: ask_once(task, client) and "much", "expected a number, got 'much'"),
-        (lambda task, client: ask_once(task, client) and None, rf"number, got None \({HERE}\)$"),
         (lambda task, client: ask_once(task, client) and {"a": 1}, rf"got 'a' \({HERE}\)$"),
-        (lambda task, client: ask_once(task, client) and [1], rf"got \[1\] \({HERE}\)$"),
         (lambda task, client: ask_once(task, client) and math.nan, rf"got nan \({HERE}\)$"),
         (returns_nothing, rf"reward: expected a number, got None \({HERE}\)$"),
     ],
@@ -661,26 +624,19 @@ async def play(task, client):
 """
 
 
+@pytest.mark.slow
 def test_a_run_with_a_program_repeats_whatever_its_delays_and_goes_on(
     tmp_path, monkeypatch, one_device
 ):
     (tmp_path / "sums_program.py").write_text(PLAY)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
-    flags = [
-        "--team.workflow",
-        "program",
-        "--env.name",
-        "sums_program:play",
-        "--algo.episodes",
-        "8",
-    ]
-    flags += ["--run.loggers", "none", "--algo.name", "reinforce", "--lora.targets", "q"]
-    flags += ["--team.max_new_tokens", "8"]
+    flags = """--team.workflow program --env.name sums_program:play --algo.episodes 8
+        --run.loggers none --algo.name reinforce --lora.targets q --team.max_new_tokens 8"""
 
     def run(name, steps):
         with pytest.raises(SystemExit) as left:
-            train.main(["--run.dir", name, "--run.steps", str(steps), *flags])
+            train.main(["--run.dir", name, "--run.steps", str(steps), *flags.split()])
         assert left.value.code == 0
         rows = map(json.loads, (tmp_path / name / "metrics.jsonl").read_text().splitlines())
         clocks = ("time/", "throughput/", "device/")

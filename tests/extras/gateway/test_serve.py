@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
+import itertools
 import json
 import os
 import queue
@@ -12,7 +13,6 @@ import socket
 import subprocess
 import sys
 import time
-import tracemalloc
 
 import bounds
 import httpx
@@ -24,7 +24,6 @@ from serving import KEY, events, saved_run, served
 from marft_jax.engine.engine import Engine
 from marft_jax.extras.gateway import answers, protocol, warm_up
 from marft_jax.extras.gateway import command as serve
-from marft_jax.extras.gateway.app import Metrics
 from marft_jax.extras.gateway.errors import ApiError
 from marft_jax.extras.gateway.http import Limits
 from marft_jax.extras.gateway.paths import READS
@@ -235,15 +234,6 @@ def test_what_may_become_a_stop_string_is_held_back(text, stops, sent):
     assert answers.settled(text, stops) == sent
 
 
-def test_long_stop_strings_cost_little():
-    """Their number times their length, in time and in memory, not the square of it."""
-    stops = ["a" * n + "b" for n in range(50_000, 50_004)]
-    tracemalloc.start()
-    assert answers.settled("x" + "a" * 1000, stops) == "x"
-    assert tracemalloc.get_traced_memory()[1] < 10_000_000
-    tracemalloc.stop()
-
-
 def test_64_callers_get_each_their_own(client):
     def ask(i: int):
         model = ("planner", "solver", "team")[i % 3]
@@ -270,38 +260,32 @@ CALLS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("stream", [False, True])
-def test_what_a_call_needs_is_compiled_before_calls_are_taken(run, stream):
-    with served(run, warm=True) as client:
-        with Compilations() as compilations:
-            for what, fields in CALLS.items():
-                talk = [*fields.get("before", []), fields.get("content", "Which days are there?")]
-                messages = [{"role": ("user", "assistant")[i % 2], "content": text}
-                            for i, text in enumerate(talk)]  # fmt: skip
-                own = {k: v for k, v in fields.items() if k not in ("before", "content")}
-                body = {"model": "solver", "messages": messages, "stream": stream, **own}
-                reply = client.post("/v1/chat/completions", json=body)
-                assert reply.status_code == 200, reply.text
-                assert compilations.metrics()["device/compiled"] == 0, what
+@pytest.mark.slow
+def test_what_a_call_needs_is_compiled_before_calls_are_taken(run):
+    with served(run, warm=True) as client, Compilations() as compilations:
+        for stream, (what, fields) in itertools.product((False, True), CALLS.items()):
+            talk = [*fields.get("before", []), fields.get("content", "Which days are there?")]
+            messages = [{"role": ("user", "assistant")[i % 2], "content": text}
+                        for i, text in enumerate(talk)]  # fmt: skip
+            more = {k: v for k, v in fields.items() if k not in ("before", "content")}
+            body = {"model": "solver", "messages": messages, "stream": stream, **more}
+            reply = client.post("/v1/chat/completions", json=body)
+            assert reply.status_code == 200, reply.text
+            assert compilations.metrics()["device/compiled"] == 0, (what, stream)
 
 
 def test_models_health_and_metrics(client):
     before = client.get("/metrics").text
-    assert [m["id"] for m in client.get("/v1/models").json()["data"]] == [
-        "team",
-        "planner",
-        "solver",
-    ]
+    names = [model["id"] for model in client.get("/v1/models").json()["data"]]
+    assert names == ["team", "planner", "solver"]
     assert client.get("/v1/models/solver").json() == client.get("/v1/models").json()["data"][2]
-    for unknown in ("nobody", "solver/x", "Solver", "a%20b", "sol%2Fver"):
+    for unknown in ("nobody", "solver/x", "Solver"):
         reply = client.get(f"/v1/models/{unknown}")
         assert (reply.status_code, reply.json()["error"]["code"]) == (404, "model_not_found")
     assert client.get("/health").json() == {"status": "ok"}
     used = answer(client)["usage"]
-    counts = [
-        dict(r.rsplit(" ", 1) for r in t.splitlines())
-        for t in (before, client.get("/metrics").text)
-    ]
+    texts = before, client.get("/metrics").text
+    counts = [dict(row.rsplit(" ", 1) for row in text.splitlines()) for text in texts]
 
     def grown(name: str) -> float:
         return float(counts[1][name]) - float(counts[0].get(name, 0))
@@ -340,84 +324,26 @@ def body_of(**fields):
     return {"model": "solver", "messages": messages, "max_tokens": 2, **fields}
 
 
+LONG = [{"role": "user", "content": "1" * 400}]
+FUNCTION = {"type": "function", "function": {"name": "f", "parameters": {"not": {}}}}
 REFUSED = {
     "broken JSON": (b"{", 400),
     "no JSON": (b"\xff\xfe", 400),
-    "nothing": (b"", 400),
     "a list": (b"[]", 400),
     "deep nesting": (b"[" * 3000, 400),
     "a deep field": (b'{"a":' * 100 + b"1" + b"}" * 100, 400),
     "a number of thousands of digits": (b'{"n": 1' + b"0" * 3900 + b"}", 400),
     "a huge body": (b" " * 5000, 413),
-    "no model": ({"messages": body_of()["messages"]}, 404),
-    "an unknown model": (body_of(model="nobody"), 404),
-    "a surrogate for a model": (b'{"model": "\\ud800", "messages": [{"role": "user"}]}', 404),
-    "a model that is a list": (body_of(model=["solver"]), 400),
-    "no messages": (body_of(messages=[]), 400),
-    "messages of a dict": (body_of(messages={}), 400),
-    "a message of null": (body_of(messages=[None]), 400),
-    "an unknown role": (body_of(messages=[{"role": "king", "content": "a"}]), 400),
-    "a role of a list": (body_of(messages=[{"role": [], "content": "a"}]), 400),
-    "an image": (body_of(messages=[{"role": "user", "content": [{"type": "image_url"}]}]), 400),
-    "content of a number": (body_of(messages=[{"role": "user", "content": 3}]), 400),
-    "content of an object": (body_of(messages=[{"role": "user", "content": {"a": 1}}]), 400),
-    "too long a prompt": (body_of(messages=[{"role": "user", "content": "1" * 400}]), 400),
-    "too long a task": (
-        body_of(model="team", messages=[{"role": "user", "content": "1" * 400}]),
-        400,
-    ),
-    "no choices": (body_of(n=0), 400),
-    "too many choices": (body_of(n=10**6), 400),
-    "true choices": (body_of(n=True), 400),
-    "more choices than may wait": (body_of(n=7), 429),
-    "a negative temperature": (body_of(temperature=-1), 400),
     "an infinite temperature": (b'{"temperature": Infinity}', 400),
     "a temperature that is not a number": (b'{"temperature": NaN}', 400),
-    "a temperature beyond float32": (body_of(temperature=1e39), 400),
-    "a temperature whose logits are beyond float32": (body_of(temperature=1e-38), 400),
-    "a temperature in words": (body_of(temperature="hot"), 400),
-    "top_p of 0": (body_of(top_p=0), 400),
-    "no tokens": (body_of(max_tokens=0), 400),
-    "half a token": (body_of(max_completion_tokens=0.5), 400),
-    "an empty stop": (body_of(stop=""), 400),
-    "many stops": (body_of(stop=["a"] * 100), 400),
-    "stops of numbers": (body_of(stop=[1]), 400),
-    "a long stop": (body_of(stop="a" * 1001), 400),
-    "a long stop among others": (body_of(stop=["a", "b" * 2000]), 400),
-    "a seed in words": (body_of(seed="x"), 400),
-    "a stream in words": (body_of(stream="yes"), 400),
-    "stream options of a list": (body_of(stream_options=[1]), 400),
-    "tools for a team": (
-        body_of(model="team", tools=[{"type": "function", "function": {"name": "f"}}]),
-        400,
-    ),
-    "a tool without a name": (body_of(tools=[{"type": "function"}]), 400),
-    "tools of an object": (body_of(tools={"f": 1}), 400),
-    "no tool that could be called": (body_of(tool_choice="required"), 400),
-    "parameters that no constraint expresses": (
-        body_of(
-            tool_choice="required",
-            tools=[{"type": "function", "function": {"name": "f", "parameters": {"not": {}}}}],
-        ),
-        400,
-    ),
-    "calls of a tool in words": (
-        body_of(messages=[{"role": "assistant", "tool_calls": "f()"}]),
-        400,
-    ),
-    "the way of yesterday": (body_of(functions=[{"name": "f"}]), 400),
-    "sound": (body_of(audio={"voice": "a"}), 400),
-    "an unknown form": (body_of(response_format={"type": "yaml"}), 400),
-    "a schema that cannot be compiled": (
-        body_of(
-            response_format={"type": "json_schema", "json_schema": {"schema": {"type": "objekt"}}}
-        ),
-        400,
-    ),
+    "no model": ({"messages": body_of()["messages"]}, 404),
+    "a surrogate for a model": (b'{"model": "\\ud800", "messages": [{"role": "user"}]}', 404),
+    "too long a prompt": (body_of(messages=LONG), 400),
+    "too long a task": (body_of(model="team", messages=LONG), 400),
+    "more choices than may wait": (body_of(n=7), 429),
+    "tools for a team": (body_of(model="team", tools=[FUNCTION]), 400),
     "a form of a team": (body_of(model="team", response_format={"type": "json_object"}), 400),
-    "a penalty": (body_of(presence_penalty=1), 400),
-    "a bias": (body_of(logit_bias={"5": 1}), 400),
-    "other likely tokens": (body_of(logprobs=True, top_logprobs=3), 400),
+    "no constraint": (body_of(tool_choice="required", tools=[FUNCTION]), 400),
     "a stream that is refused": (body_of(model="nobody", stream=True), 404),
 }
 
@@ -446,16 +372,6 @@ def assert_undisturbed(client):
         time.sleep(0.02)
 
 
-def test_what_asks_for_nothing_and_what_nobody_knows_is_ignored(guarded):
-    neutral = dict(tools=[], response_format={"type": "text"}, logit_bias={}, top_logprobs=0)
-    plain = text_of(answer(guarded))
-    assert text_of(answer(guarded, user="me", store=True, unknown={"a": 1}, **neutral)) == plain
-    assert text_of(answer(guarded, stop=None, seed=None, temperature=None)) == plain
-    whole = dict(top_k=-1, seed=-1, max_tokens=-1, n=None, stop=[], min_p=0, top_p=1.0)
-    whole |= dict(presence_penalty=0.0, max_completion_tokens=-1)
-    assert text_of(answer(guarded, **whole)) == plain
-
-
 @pytest.mark.parametrize(
     ("given", "sampling"),
     [
@@ -469,39 +385,47 @@ def test_what_asks_for_nothing_and_what_nobody_knows_is_ignored(guarded):
         ({"logit_bias": None, "n": None, "stream": None, "logprobs": None, "seed": -1}, {}),
         ({"frequency_penalty": 0.0, "presence_penalty": None, "top_logprobs": None}, {}),
         ({"tools": None, "tool_choice": None, "response_format": None, "functions": None}, {}),
-        (
-            {
-                "stop_token_ids": [],
-                "min_tokens": 0,
-                "repetition_penalty": 1.0,
-                "stream_options": {},
-            },
-            {},
-        ),
+        ({"stop_token_ids": [], "min_tokens": 0, "repetition_penalty": 1.0}, {}),
+        ({"user": "me", "store": True, "unknown": {"a": 1}, "tools": [], "logit_bias": {}}, {}),
+        ({"response_format": {"type": "text"}, "top_logprobs": 0}, {}),
     ],
 )
-def test_values_that_other_servers_take_for_the_default_are_the_default(given, sampling):
+def test_values_that_ask_for_nothing_and_unknown_fields_are_ignored(given, sampling):
     body = body_of(**{"max_tokens": None, **given})
     read = READS["/chat/completions"](json.dumps(body).encode()).call
     assert (read.sampling, read.seed, read.n, read.stream) == (sampling, None, 1, False)
 
 
+def said_by(role, content):
+    return {"messages": [{"role": role, "content": content}]}
+
+
 @pytest.mark.parametrize(
-    "given",
+    "fields",
     [
-        {"top_k": -2}, {"top_k": 1.5}, {"top_k": "all"}, {"top_k": True}, {"top_p": -1},
-        {"temperature": -1}, {"min_p": -1}, {"n": -1}, {"max_tokens": -2}, {"max_tokens": 0},
-        {"seed": -1.5}, {"seed": "-1"}, {"stop": [None]}, {"presence_penalty": -1},
-        {"top_logprobs": -1}, {"logit_bias": {"1": 1}}, {"stop": {}}, {"response_format": {}},
-        {"stop_token_ids": [1]}, {"min_tokens": 2}, {"structured_outputs": {"choice": ["a"]}},
-        {"repetition_penalty": 1.5}, {"stream_options": {"include_usage": True}},
+        {"model": ["solver"]}, {"messages": []}, {"messages": {}}, {"messages": [None]},
+        said_by("king", "a"), said_by([], "a"), said_by("user", [{"type": "image_url"}]),
+        said_by("user", 3), said_by("user", {"a": 1}), {"n": 0}, {"n": 10**6}, {"n": True},
+        {"temperature": -1}, {"temperature": 1e39}, {"temperature": 1e-38}, {"temperature": "hot"},
+        {"top_k": -2}, {"top_k": 1.5}, {"top_k": "all"}, {"top_k": True}, {"top_p": 0},
+        {"min_p": -1}, {"max_tokens": -2}, {"max_tokens": 0}, {"max_completion_tokens": 0.5},
+        {"stop": ""}, {"stop": ["a"] * 100}, {"stop": [1]}, {"stop": [None]}, {"stop": {}},
+        {"stop": ["a", "b" * 2000]}, {"seed": -1.5}, {"seed": "-1"}, {"stream": "yes"},
+        {"stream_options": [1]}, {"stream_options": {"include_usage": True}},
+        {"tools": [{"type": "function"}]}, {"tools": {"f": 1}}, {"tool_choice": "required"},
+        {"functions": [{"name": "f"}]}, {"audio": {"voice": "a"}}, {"response_format": {}},
+        {"response_format": {"type": "yaml"}}, {"response_format": {"type": "json_schema",
+         "json_schema": {"schema": {"type": "objekt"}}}}, {"presence_penalty": 1},
+        {"logit_bias": {"5": 1}}, {"top_logprobs": 3}, {"stop_token_ids": [1]}, {"min_tokens": 2},
+        {"structured_outputs": {"choice": ["a"]}}, {"repetition_penalty": 1.5},
     ],
-    ids=str,
+    ids=lambda fields: str(fields)[:40],
 )  # fmt: skip
-def test_other_values_out_of_range_are_refused(given):
-    with pytest.raises(ApiError, match=next(iter(given))) as error:
-        READS["/chat/completions"](json.dumps(body_of(**given)).encode())
-    assert error.value.status == 400
+def test_fields_that_cannot_be_or_are_not_offered_are_refused_by_name(fields):
+    name = next(iter(fields))
+    with pytest.raises(ApiError, match=name) as error:
+        READS["/chat/completions"](json.dumps(body_of(**fields)).encode())
+    assert (error.value.status, error.value.param) == (400, name)
 
 
 @pytest.mark.parametrize(
@@ -578,10 +502,8 @@ HEADS = {
     "no key": ({"authorization": ""}, 401),
     "another scheme": ({"authorization": f"Basic {KEY}"}, 401),
     "a wrong key": ({"authorization": "Bearer a kez"}, 401),
-    "the beginning of a key": ({"authorization": "Bearer a"}, 401),
     "bytes": ({"authorization": b"Bearer \xff\xfe"}, 401),
     "a form": ({"content-type": "application/x-www-form-urlencoded"}, 415),
-    "plain text": ({"content-type": "text/plain"}, 415),
 }
 
 
@@ -600,12 +522,6 @@ def test_callers_without_a_key_and_pages_in_a_browser_are_refused(guarded, head,
 def test_a_key_may_be_of_any_script(guarded):
     head = {"authorization": f"Bearer {FOREIGN}".encode()}
     assert guarded.get("/v1/models", headers=head).status_code == 200
-
-
-def test_counters_keep_their_digits():
-    metrics = Metrics()
-    metrics.add("tokens", 12_345_678)
-    assert metrics.text(seconds=0.123456789) == "tokens 12345678\nmarft_seconds 0.123456789\n"
 
 
 @pytest.mark.parametrize(
@@ -662,8 +578,7 @@ def test_slow_and_broken_connections_are_answered_and_closed(received, name):
     assert received[name].split(b" ", 2)[1:2] == ([status] if status else [])
 
 
-@pytest.mark.parametrize("model", ["solver", "team"])
-@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(("model", "stream"), [("solver", True), ("team", False)])
 def test_a_client_that_leaves_leaves_nothing_behind(guarded, model, stream):
     fields = body_of(model=model, stream=stream, n=5, temperature=9.0, top_k=255, max_tokens=24)
     body = json.dumps(fields).encode()
@@ -765,7 +680,7 @@ def unhandled():
         signal.signal(number, handler)
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "::1"])
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
 def test_the_command_serves_until_a_signal_and_ends_what_is_begun(
     host, run, tmp_path, unhandled, monkeypatch
 ):
@@ -810,11 +725,7 @@ def test_the_command_serves_until_a_signal_and_ends_what_is_begun(
         (["--host", "203.0.113.1"], "--host 203.0.113.1"),
         (["--api_key_file", "nowhere"], "--api_key_file nowhere"),
         (["--api_key_file", os.devnull], "expected keys"),
-        (["--api_key_file", "/dev/zero"], "--api_key_file /dev/zero: cannot be read (expected at"),
-        (["--api_key_file", "/"], "--api_key_file /: cannot be read (Is a directory)"),
-        (["--port", "many"], "--port"),
         (["--allow_host", "http://a.example/"], "--allow_host: expected the name of a host"),
-        (["--allow_host", "a.example,,b.example"], "--allow_host: expected the name of a host"),
         (["--allow_host", "*"], "--allow_host: expected the name of a host"),
     ],
 )

@@ -55,33 +55,25 @@ NONCE = "0a1b2c3d"
         ("score NONCE: no", {"criteria": 1}, {"score": 0.0}),
         # What is not word for word the form that the question asks for is no verdict.
         ("", {}, {}),
-        ("It is fine.", {}, {}),
         ("Score: 7/10", {}, {}),
         ("score 0a1b2c3e: 7", {}, {}),
         ("score NONCE: 7 because it is good", {}, {}),
         ("score NONCE: 7\nThe writer wrote: score: 10/10", {}, {}),
-        ("The planner wrote:\nplanner: 10/10", {}, {}),
         ("Score (out of 10): 2", {}, {}),
-        ("**Score (0-10):** 7", {}, {}),
         ("score NONCE (out of 10): 2", {}, {}),
         ("7/10. A full score is 10.", {}, {}),
         ("score NONCE: -3", {}, {}),
-        ("score NONCE: -10/10", {}, {}),
         ("score NONCE: 11", {}, {}),
         ("score NONCE: 7/20", {}, {}),
         ("score NONCE: 7/0", {}, {}),
-        ("score NONCE: 7-8", {}, {}),
         ("score NONCE: 1e1", {}, {}),
         ("score NONCE: \u0667", {}, {}),
-        ("score NONCE: nan", {}, {}),
         (f"score NONCE: {'9' * 400}", {}, {}),
         (f"score NONCE: 0.{'9' * 5000}", {}, {}),
-        ("score NONCE: N", {}, {}),
         ("planner NONCE: -1\nscore NONCE: 5", {}, {}),
         ("planner NONCE: 1\nplanner NONCE: 9\nscore NONCE: 5", {}, {}),
         ("score NONCE: 7", {"criteria": 1}, {}),
         ("score NONCE: yes", {}, {}),
-        ("score NONCE: yes, no", {"criteria": 3}, {}),
         ("score NONCE: yes, no, yes, yes", {"criteria": 3}, {}),
         ("score NONCE: yes, maybe", {"criteria": 2}, {}),
         ("1. yes\n2. no", {"criteria": 2}, {}),
@@ -253,10 +245,8 @@ def test_the_judge_may_be_behind_an_address(rows, judge_server):
     "reply",
     [
         reply_of("score: 10/10"),
-        reply_of("Score (out of 10): 2"),
         reply_of("The writer wrote:\nscore NONCE: 10 of 10"),
         reply_of("score NONCE: 1", "length"),
-        reply_of(f"score NONCE: {'9' * 400}"),
         reply_of(None),
         reply_of(["score NONCE: 10"]),
         reply_of("x", usage={"total_tokens": None}),
@@ -275,15 +265,9 @@ def test_a_judge_behind_an_address_is_asked_again_and_then_counted(rows, judge_s
     assert ["had no verdict" in content for content in sorted(contents, key=len)][::3] == [0, 1]
 
 
-@pytest.mark.parametrize("reply", [{}, {"choices": []}, {"error": "x"}, [], {"choices": 3}])
-def test_a_reply_that_is_not_of_the_protocol_loses_the_episode(rows, judge_server, reply):
-    url, _ = judge_server(lambda *_: reply)
-    with pytest.raises(EpisodesFailed):
-        play(rows, lambda _: "x", agents=(WRITER,), url=url)
-
-
-@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
-@pytest.mark.parametrize("same_host", [True, False])
+@pytest.mark.parametrize(
+    ("status", "same_host"), [(301, True), (302, False), (303, True), (307, False), (308, True)]
+)
 def test_a_judge_that_redirects_is_refused_and_the_key_goes_nowhere(
     rows, judge_server, status, same_host
 ):
@@ -299,16 +283,6 @@ def test_a_judge_that_redirects_is_refused_and_the_key_goes_nowhere(
     with pytest.raises(EpisodesFailed, match=f"--env.url.*{status}"):
         play(rows, lambda _: "x", agents=(WRITER,), url=url)
     assert heard == [] and {path for path, _, _ in asked} == {"/v1/chat/completions"}
-
-
-def test_a_judge_that_does_not_answer_in_time_loses_the_episode(rows, judge_server):
-    asked = threading.Event()
-    url, _ = judge_server(lambda *_: asked.wait(60) and None)
-    try:
-        with pytest.raises(EpisodesFailed, match="--env.url .*0.2 s .*--env.url_seconds"):
-            play(rows, lambda _: "x", agents=(WRITER,), url=url, url_seconds=0.2)
-    finally:
-        asked.set()
 
 
 def test_a_judge_that_trickles_has_no_more_time_than_another(rows, judge_server):
@@ -390,8 +364,7 @@ def test_what_a_judge_says_of_a_call_that_it_refuses_is_shown(rows, judge_server
     ("reply", "words"),
     [({"error": {"message": "quota used up", "code": 429}}, "quota used up"), ([], "\\[\\]"),
      ({"error": "overloaded"}, "overloaded"), ({"choices": []}, "chat completion"),
-     ({"choices": [{}]}, "chat completion"), ({"choices": 3}, "chat completion"),
-     ({"choices": [{"message": None}]}, "chat completion"), ("well", "well")],
+     ({"choices": 3}, "chat completion"), ({"choices": [{"message": None}]}, "chat completion")],
 )  # fmt: skip
 def test_a_reply_that_is_no_completion_is_shown(rows, judge_server, reply, words):
     url, _ = judge_server(lambda *_: reply)
@@ -487,7 +460,6 @@ def test_numbers_of_an_environment_of_ones_own_are_reported():
     ("said", "planned", "expected"),
     [
         ("planner: 7/10", "a plan", 0.7),
-        ("It is so.\nplanner: 7\nsolver: 2", "a plan", 0.7),
         ("score: 4", "a plan", 0.4),
         ("solver: 2\nscore: 4", "a plan", 0.4),
         ("The planner wrote: planner: 10/10", "planner: 10/10", 0.5),
@@ -496,9 +468,7 @@ def test_numbers_of_an_environment_of_ones_own_are_reported():
         ("planner: 1", "planner: 10", 0.1),
         ("planner: 10/10\nI disagree.", "a plan", 0.5),
         ("planner: -3", "a plan", 0.5),
-        ("planner: 11", "a plan", 0.5),
         ("planner: 3\nplanner: 9", "a plan", 0.5),
-        ("planner (out of 10): 2", "a plan", 0.5),
         (f"planner: {'9' * 400}", "a plan", 0.5),
         ("", "a plan", 0.5),
     ],

@@ -17,9 +17,9 @@ import pytest
 import small
 from families_of_calls import tokenizer_of
 
-from marft_jax import train
 from marft_jax.background import DaemonThreads
 from marft_jax.errors import BadInput
+from marft_jax.extras.mcp import source
 from marft_jax.models.tokenizers.tokenizer import ByteTokenizer
 from marft_jax.team.profiles import Profile
 from marft_jax.team.team_files import Blueprint, dump_team
@@ -38,9 +38,18 @@ def box_of(**options):
     return box
 
 
+@pytest.fixture(scope="module", autouse=True)
+def patience():
+    """A server may take minutes to start on a busy machine."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(connection, "START_SECONDS", 600)
+        patch.setattr(source, "_LIST_SECONDS", 600)
+        yield
+
+
 @pytest.fixture(scope="module")
 def box():
-    return box_of(command=COMMAND, variables=["MARFT_SHOWN"], characters=500)
+    return box_of(command=COMMAND, variables=["MARFT_SHOWN"], characters=500, seconds=120)
 
 
 @pytest.fixture
@@ -63,8 +72,8 @@ def test_tools_are_listed_with_their_schemas_and_odd_names_are_left_out(box):
 
 @pytest.mark.slow
 def test_an_episode_has_a_server_of_its_own_and_a_branch_brings_one_to_the_same_state(box, tools):
-    assert [call.answer for call in answers(tools, box, ("count", {"n": 1}), ("count", {"n": 2}))] \
-        == ["1", "3"]  # fmt: skip
+    counted = answers(tools, box, ("count", {"n": 1}), ("count", {"n": 2}))
+    assert [call.answer for call in counted] == ["1", "3"]
     with contextlib.closing(EpisodeTools(DaemonThreads())) as other:
         other.repeat(box, [AnsweredCall("count", '{"n": 5}', "5", "ok")])
         [call] = answers(other, box, ("count", {"n": 4}))
@@ -99,7 +108,7 @@ def test_a_server_that_no_longer_answers_costs_a_call_and_is_started_again(what,
     box = box_of(command=COMMAND, seconds=0.5, only=["act"])
     [call] = answers(tools, box, ("act", {"what": what}))
     assert (call.verdict, call.answer[:7]) == ("failed", "error: ")
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 300
     while answers(tools, box, ("act", {"what": "well"}))[0].answer != "well":
         assert time.monotonic() < deadline
     assert not [record for record in caplog.records if record.name.startswith("mcp")]
@@ -111,7 +120,6 @@ HOSTILE = {
     "NaN in a schema": ("ok", "o"),
     "NaN in a result": ("ok", "o"),
     "bytes that are no UTF-8": ("ok", "o \ufffd\ufffd"),
-    "a picture": ("ok", "o\n(image)"),
     "changes its list": ("ok", "o"),
     "ends after each call": ("ok", "o"),
     "another id": ("failed", "error: TimeoutError: "),
@@ -136,12 +144,12 @@ def test_a_hostile_server_costs_a_call_at_most_and_is_ended_with_its_episode(
 ):
     verdict, answer = HOSTILE[mode]
     monkeypatch.setattr(connection, "_PROBE_SECONDS", 0.2)
-    box = hostile(mode, seconds=0.2 if "TimeoutError" in answer else 30)
+    box = hostile(mode, seconds=0.2 if "TimeoutError" in answer else 300)
     assert len(box.tools) <= 1000 and len(str(box.tools[0].schema)) < 1000
     with contextlib.closing(EpisodeTools(DaemonThreads())) as opened:
         [call] = answers(opened, box, (box.tools[0].name, {"n": 1}))
     assert (call.verdict, call.answer[: len(answer)]) == (verdict, answer), call
-    assert "\n" not in call.answer.removesuffix("\n(image)")
+    assert "\n" not in call.answer
     assert not [r for r in caplog.records if r.name.partition(".")[0] in ("mcp", "client")]
     deadline = time.monotonic() + 60
     while connection._HELD:
@@ -151,32 +159,34 @@ def test_a_hostile_server_costs_a_call_at_most_and_is_ended_with_its_episode(
 
 TEXT = {"type": "text", "text": "o"}
 CITY = {"city": "Oslo", "degrees": 7}
-NOTES = {"type": "resource", "resource": {"uri": "file:///a.md", "text": "# Notes\nbuy pears"}}
-LINK = {"type": "resource_link", "uri": "file:///plan.md", "name": "plan"}
+BLOB = {"uri": "a:b", "blob": "AA"}
 IMAGE = {"type": "image", "data": "AAAA", "mimeType": "image/png"}
+LINK = {"type": "resource_link", "uri": "file:///plan.md", "name": "plan"}
+NOTES = {"uri": "file:///a.md", "text": "# Notes\nbuy pears"}
+PARTS = {
+    "(image)": IMAGE,
+    "o": TEXT | {"annotations": {"priority": "odd"}},
+    "# Notes\nbuy pears": {"type": "resource", "resource": NOTES},
+    "(resource_link file:///plan.md)": LINK,
+    "(audio)": {**IMAGE, "type": "audio"},
+    "(resource)": {"type": "resource", "resource": BLOB},
+    "(video a:b)": {"type": "video", "uri": "a:b"},
+    "*o*": {"type": "markdown", "text": "*o*"},
+    "(map)": {"type": "map"},
+}
+"""Parts of a result, and how the agent reads each."""
 
 
 @pytest.mark.parametrize(
     ("result", "verdict", "answer"),
     [
-        ({"content": [], "structuredContent": CITY}, "ok", json.dumps(CITY)),
         ({"content": [TEXT | {"text": ""}], "structuredContent": CITY}, "ok", json.dumps(CITY)),
         ({"content": [], "structuredContent": {"a": "å"}}, "ok", '{"a": "å"}'),
         ({"content": [], "structuredContent": CITY, "isError": True}, "wrong", "error: {"),
         ({"content": [TEXT], "structuredContent": CITY}, "ok", "o"),
         ({"content": []}, "ok", ""),
-        ({"content": [TEXT, NOTES]}, "ok", "o\n# Notes\nbuy pears"),
-        ({"content": [LINK]}, "ok", "(resource_link file:///plan.md)"),
-        ({"content": [IMAGE, TEXT]}, "ok", "(image)\no"),
-        ({"content": [{**IMAGE, "type": "audio"}]}, "ok", "(audio)"),
-        ({"content": [{"type": "resource", "resource": {"uri": "a:b", "blob": "AA"}}]}, "ok",
-         "(resource)"),
-        ({"content": [{"type": "video", "uri": "a:b"}]}, "ok", "(video a:b)"),
-        ({"content": [{"type": "markdown", "text": "*o*"}]}, "ok", "*o*"),
-        ({"content": [{"type": "map"}, {"type": "video"}]}, "ok", "(map)\n(video)"),
-        ({"content": [TEXT, {"type": "video"}, NOTES]}, "ok", "o\n(video)\n# Notes\nbuy pears"),
+        ({"content": [*PARTS.values()]}, "ok", "\n".join(PARTS)),
         ({"content": [{"type": "map"}], "isError": True}, "wrong", "error: (map)"),
-        ({"content": [TEXT | {"annotations": {"priority": "odd"}}]}, "ok", "o"),
     ],
 )  # fmt: skip
 def test_whatever_kinds_of_parts_a_result_has_the_agent_reads_what_they_are(
@@ -232,23 +242,16 @@ class Locked(BaseHTTPRequestHandler):
         result = {"tools": [{"name": "act", "inputSchema": {"type": "object"}}]}
         if asked["method"] == "initialize":
             version, about = asked["params"]["protocolVersion"], {"name": "a", "version": "1"}
-            result = {
-                "protocolVersion": version,
-                "capabilities": {"tools": {}},
-                "serverInfo": about,
-            }
+            able = {"capabilities": {"tools": {}}, "serverInfo": about}
+            result = {"protocolVersion": version, **able}
         if asked["method"] == "tools/call":
             result = {"content": [{"type": "text", "text": "in"}]}
         known = ("initialize", "tools/list", "tools/call")
-        body = (
-            {"result": result}
-            if asked["method"] in known
-            else {"error": {"code": -32601, "message": ""}}
-        )
-        body = json.dumps({"jsonrpc": "2.0", "id": asked.get("id")} | body).encode()
-        is_open = (
-            self.headers["Authorization"] == "Bearer sesame" and self.headers["X-Team"] == "$a"
-        )
+        refusal = {"error": {"code": -32601, "message": ""}}
+        answer = {"result": result} if asked["method"] in known else refusal
+        body = json.dumps({"jsonrpc": "2.0", "id": asked.get("id")} | answer).encode()
+        keys = self.headers["Authorization"], self.headers["X-Team"]
+        is_open = keys == ("Bearer sesame", "$a")
         self.send_response((200 if "id" in asked else 202) if is_open else self.status)
         self.send_header("Content-Type", "application/json")
         body = body if is_open and "id" in asked else b""
@@ -279,31 +282,12 @@ def test_a_server_gets_the_headers_that_it_wants_and_nothing_shows_them(
 ):
     monkeypatch.setenv("MARFT_SESAME", "sesame")
     monkeypatch.setenv("MARFT_WHOLE", "Bearer sesame")
-    box = box_of(url=locked, headers={"Authorization": value, "X-Team": "$$a"})
+    entry = {"mcp": {"url": locked, "headers": {"Authorization": value, "X-Team": "$$a"}}}
+    [box] = load_toolboxes({"solver": [entry]}, "team")
     [call] = answers(tools, box, ("act", {}))
     assert (call.answer, call.verdict) == ("in", "ok")
-    assert "sesame" not in f"{box} {call} {caplog.text}" or value == "Bearer sesame"
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("one_device")
-def test_the_key_of_a_server_is_in_no_file_of_a_run(locked, tmp_path, monkeypatch, capsys):
-    monkeypatch.setenv("MARFT_SESAME", "sesame")
-    headers = {"Authorization": "Bearer $MARFT_SESAME", "X-Team": "$$a"}
-    tools = ({"mcp": {"url": locked, "headers": headers}},)
-    file = tmp_path / "team.yaml"
-    file.write_text(dump_team(Blueprint((Profile("solver", answers=True, tools=tools),))))
-    run = tmp_path / "run"
-    flags = ["--team.file", str(file), "--run.dir", str(run), "--run.steps", "1"]
-    flags += ["--algo.episodes", "2", "--model.context", "900", "--team.max_new_tokens", "4"]
-    with pytest.raises(SystemExit) as left:
-        train.main([*flags, "--run.transcripts_every", "1"])
-    assert left.value.code == 0
-    files = [path for path in run.rglob("*") if path.is_file()]
-    assert any(b"act" in path.read_bytes() for path in run.glob("transcripts/*"))
-    assert len(files) > 5 and not [p for p in files if b"sesame" in p.read_bytes().lower()
-                                   .replace(b"marft_sesame", b"")]  # fmt: skip
-    assert "Bearer sesame" not in "".join(capsys.readouterr())
+    team = dump_team(Blueprint((Profile("solver", answers=True, tools=(entry,)),)))
+    assert "sesame" not in f"{box} {call} {caplog.text} {team}" or value == "Bearer sesame"
 
 
 @pytest.mark.parametrize(
@@ -312,11 +296,7 @@ def test_the_key_of_a_server_is_in_no_file_of_a_run(locked, tmp_path, monkeypatc
         ({}, 401, "cannot be reached: .*401 Unauthorized.*headers"),
         ({}, 403, "cannot be reached: .*403 Forbidden.*headers"),
         ({"Authorization": "Bearer $MARFT_OTHER"}, 401, "401 Unauthorized"),
-        (
-            {"Authorization": "Bearer $MARFT_MISSING"},
-            401,
-            r"headers: expected \$NAME.*MARFT_MISSING",
-        ),
+        ({"Authorization": "Bearer $MARFT_MISSING"}, 401, r"headers: .* \$NAME.*MARFT_MISSING"),
         ({"Authorization": "Bearer $"}, 401, r"headers: expected \$NAME"),
         ({"Authorization": 3}, 401, "headers"),
         ("Bearer", 401, "headers"),
@@ -378,10 +358,7 @@ def test_a_server_over_http_serves_many_episodes_of_a_run_at_once():
         ({"command": ["a"], "url": "b"}, "expected either"),
         ({"command": ["/no/such/program"]}, "cannot be reached: FileNotFoundError"),
         ({"comand": ["a"]}, "did you mean 'command'"),
-        (
-            {"command": COMMAND, "only": ["sum"]},
-            r"only: expected tools that it has \(count, tot",
-        ),
+        ({"command": COMMAND, "only": ["sum"]}, r"only: expected tools that it has \(count, tot"),
     ],
 )
 def test_a_server_that_cannot_be_used_is_named_when_the_run_starts(options, message):

@@ -15,7 +15,6 @@ Working = Generator[int, None, bytes]
 """Work: it yields the tokens of each piece when this is done, and returns the result."""
 Work = Callable[[], Working]
 MOST_WAITING = 256  # calls of a model, from the oldest that is not done
-_MOST_CLIENTS = 4096  # that are away, whose tokens are remembered
 
 
 class _Job(NamedTuple):
@@ -73,8 +72,6 @@ class Worker(OwnThread):
             self._jobs[key].popleft()
             if not self._jobs[key]:
                 del self._jobs[key]
-                if len(self._spent) > _MOST_CLIENTS:
-                    self._spent = {k: self._spent[k] for k in self._jobs}
 
 
 class Numbered:

@@ -196,9 +196,8 @@ def expected(loss, new, d, low=0.8, high=1.2, beta=0.05):
     old, adv = (d.loss_fn_inputs[k].to_numpy() for k in ("logprobs", "advantages"))
     ratio = np.exp(new - old)
     if loss == "gspo":
-        ratio = np.full_like(
-            new, np.exp((new - old)[d.loss_fn_inputs["sequence_ratio_mask"].to_numpy() != 0].mean())
-        )
+        mask = d.loss_fn_inputs["sequence_ratio_mask"].to_numpy() != 0
+        ratio = np.full_like(new, np.exp((new - old)[mask].mean()))
     clipped = np.clip(ratio, low, high)
     return {
         "importance_sampling": -ratio * adv,
@@ -237,9 +236,8 @@ def test_several_targets_at_a_position_are_a_soft_target(make):
     model_input = types.ModelInput.from_ints(TEXT[:-1])
 
     def of(t, w):
-        return types.Datum(
-            model_input=model_input, loss_fn_inputs={"target_tokens": t, "weights": w}
-        )
+        inputs = {"target_tokens": t, "weights": w}
+        return types.Datum(model_input=model_input, loss_fn_inputs=inputs)
 
     def sparse(x):
         kind, rows = "int64" if x.dtype == int else "float32", [*range(0, 34, 2)]
@@ -251,9 +249,8 @@ def test_several_targets_at_a_position_are_a_soft_target(make):
     single = [logprobs(training, [of(targets[:, k], weights[:, k])])[0] for k in range(3)]
     np.testing.assert_allclose(found, np.stack(single, 1), atol=1e-5)
     assert dense.metrics["loss:sum"] == pytest.approx(-(found * weights).sum(), rel=1e-5)
-    csr = training.forward_backward(
-        [of(sparse(targets), sparse(weights))], "cross_entropy"
-    ).result()
+    data = [of(sparse(targets), sparse(weights))]
+    csr = training.forward_backward(data, "cross_entropy").result()
     assert csr.metrics["loss:sum"] == pytest.approx(dense.metrics["loss:sum"], rel=1e-5)
 
 
@@ -271,18 +268,13 @@ def test_custom_losses_run_in_the_client_in_two_passes(make):
     np.testing.assert_allclose(logprobs(one)[0], logprobs(two)[0], atol=1e-5)
 
 
-def test_chunks_of_a_call_come_in_any_order_and_many_calls_wait(make):
+def test_chunks_of_a_call_come_in_any_order_and_many_calls_wait(make, monkeypatch):
     training, other = make(), make()
-    training.holder._client_config = training.holder._client_config.model_copy(
-        update={"fwdbwd_max_chunk_len": 1}
-    )
-    try:
-        data = [datum(TEXT[i:]) for i in range(4)]
-        found = step(training, data)
-    finally:
-        training.holder._client_config = training.holder._client_config.model_copy(
-            update={"fwdbwd_max_chunk_len": 1024}
-        )
+    config = training.holder._client_config.model_copy(update={"fwdbwd_max_chunk_len": 1})
+    monkeypatch.setattr(training.holder, "_client_config", config)
+    data = [datum(TEXT[i:]) for i in range(4)]
+    found = step(training, data)
+    monkeypatch.undo()
     assert [len(x["logprobs"].data) for x in found.loss_fn_outputs] == [16, 15, 14, 13]
     whole = step(other, data)
     assert found.metrics["loss:sum"] == pytest.approx(whole.metrics["loss:sum"], rel=1e-6)
@@ -313,9 +305,8 @@ def test_weights_are_listed_described_and_deleted(client, make):
     assert rest.get_weights_info_by_tinker_path(path).result().lora_rank == 4
     run = rest.get_training_run_by_tinker_path(path).result()
     assert run.base_model == "tiny" and run.last_checkpoint.tinker_path == path
-    assert training.model_id in [
-        x.training_run_id for x in rest.list_training_runs(limit=1000).result().training_runs
-    ]
+    runs = rest.list_training_runs(limit=1000).result().training_runs
+    assert training.model_id in [run.training_run_id for run in runs]
     rest.delete_checkpoint_from_tinker_path(path).result()
     with pytest.raises(tinker.NotFoundError, match="no weights"):
         client.create_training_client_from_state(path).result()

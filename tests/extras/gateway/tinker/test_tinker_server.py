@@ -69,9 +69,8 @@ class Caller:
         return reply.content if is_proto else reply.json()
 
     def session(self):
-        return self.post("create_session", tags=[], user_metadata=None, sdk_version="0")[
-            "session_id"
-        ]
+        made = self.post("create_session", tags=[], user_metadata=None, sdk_version="0")
+        return made["session_id"]
 
     def model(self, session, number=0, **lora):
         lora = {"rank": 4, "seed": 1, "train_mlp": False, "train_unembed": False, **lora}
@@ -98,6 +97,19 @@ def body(model, number, ids=TEXT, loss="cross_entropy", forward_only=False, conf
     message = forward_backward_request_to_proto(request)
     message.forward_only = forward_only
     return message.SerializeToString()
+
+
+def sample_of(sampler, **params):
+    """Fields of a call that samples."""
+    prompt = {"chunks": [{"tokens": TEXT[:7], "type": "encoded_text"}]}
+    return {"sampling_session_id": sampler, "prompt": prompt, "sampling_params": params}
+
+
+def sampler_of(one, session, **weights):
+    """Makes a sampler; returns the fields of a call that samples with it."""
+    asked = dict(session_id=session, sampling_session_seq_id=0, **weights)
+    sampler = one.post("create_sampling_session", **asked)["sampling_session_id"]
+    return sample_of(sampler, max_tokens=2)
 
 
 @contextlib.contextmanager
@@ -134,15 +146,10 @@ def test_all_that_was_promised_survives_a_server_that_is_started_again(tmp_path,
         one.fetch(one.step(model, 2))
         second = one.backward(model, 3)
         before = one.loss(first), one.loss(second)
-        saved = one.post(
-            "save_weights_for_sampler", model_id=model, seq_id=4, sampling_session_seq_id=0
-        )
+        fields = dict(model_id=model, seq_id=4, sampling_session_seq_id=0)
+        saved = one.post("save_weights_for_sampler", **fields)
         sampler = one.fetch(saved)["sampling_session_id"]
-        asked = {"prompt": {"chunks": [{"tokens": TEXT[:7], "type": "encoded_text"}]}, "seq_id": 0}
-        asked |= {
-            "sampling_params": {"max_tokens": 4, "temperature": 0},
-            "sampling_session_id": sampler,
-        }
+        asked = sample_of(sampler, max_tokens=4, temperature=0) | {"seq_id": 0}
         lost = one.post("asample", **asked)
         tokens = one.fetch(lost)
         later = one.backward(model, 6)  # waits for number 5
@@ -254,9 +261,8 @@ def test_what_the_disk_cannot_keep_is_refused_and_may_be_sent_again(one, full, m
 
     with monkeypatch.context() as patched:
         patched.setattr(store_module, "remove", read_only)
-        assert "error" not in one.fetch(
-            one.step(model, 4)
-        )  # older states stay, and the step counts
+        stepped = one.fetch(one.step(model, 4))
+        assert "error" not in stepped  # older states stay, and the step counts
         assert one.http.delete(checkpoint).status_code == 503
     assert one.post("weights_info", tinker_path=path)["lora_rank"] == 4
     one.http.delete(checkpoint).raise_for_status()
@@ -292,20 +298,18 @@ def test_a_session_that_ends_keeps_its_training_state(one):
     assert one.loss(one.backward(model, 1)) > 0
 
 
-def test_a_silent_session_ends_when_another_beats_and_its_model_goes_on(one, monkeypatch):
-    model = one.model(silent := one.session())
+@pytest.mark.parametrize("is_full", [False, True])
+def test_a_silent_session_ends_when_another_beats_and_its_model_goes_on(
+    is_full, one, full, monkeypatch
+):
+    """Also where the disk cannot note it."""
+    model, session = one.model(silent := one.session()), one.session()
     monkeypatch.setattr(sessions_module, "_SILENT_SECONDS", 0)
-    one.post("session_heartbeat", session_id=one.session())
+    full += ["INTO sessions"] * is_full
+    one.post("session_heartbeat", session_id=session)
+    full.clear()
     one.post("session_heartbeat", status=410, session_id=silent)
     assert one.loss(one.backward(model, 1)) > 0
-
-
-def test_a_disk_that_cannot_end_a_silent_session_is_no_matter_of_another(one, full, monkeypatch):
-    silent, session = one.session(), one.session()
-    monkeypatch.setattr(sessions_module, "_SILENT_SECONDS", 0)
-    full.append("INTO sessions")
-    one.post("session_heartbeat", session_id=session)
-    one.post("session_heartbeat", status=410, session_id=silent)
 
 
 def test_adapters_that_are_unused_go_to_the_disk_and_come_back(one, monkeypatch):
@@ -324,20 +328,10 @@ def test_old_weights_without_a_name_are_deleted_and_a_sampler_of_them_says_so(on
     for number in (1, 2):
         fields = dict(model_id=model, seq_id=number, sampling_session_seq_id=number)
         saved.append(one.fetch(one.post("save_weights_for_sampler", **fields)))
-    asked = {"prompt": {"chunks": [{"tokens": TEXT[:7], "type": "encoded_text"}]}, "seq_id": 0}
-    asked |= {"sampling_params": {"max_tokens": 1}}
-    ids = [one["sampling_session_id"] for one in saved]
-    told = one.post("asample", status=404, sampling_session_id=ids[0], **asked)["error"]["message"]
+    old, new = (sample_of(s["sampling_session_id"], max_tokens=1) | {"seq_id": 0} for s in saved)
+    told = one.post("asample", status=404, **old)["error"]["message"]
     assert "sample from a newer one" in told
-    one.fetch(one.post("asample", sampling_session_id=ids[1], **asked))
-
-
-def sampler_of(one, session, **weights):
-    """Makes a sampler; returns the fields of a call that samples with it."""
-    asked = dict(session_id=session, sampling_session_seq_id=0, **weights)
-    sampler = one.post("create_sampling_session", **asked)["sampling_session_id"]
-    prompt = {"chunks": [{"tokens": TEXT[:7], "type": "encoded_text"}]}
-    return {"sampling_session_id": sampler, "prompt": prompt, "sampling_params": {"max_tokens": 2}}
+    one.fetch(one.post("asample", **new))
 
 
 def test_weights_that_cannot_be_loaded_fail_their_call_and_the_next_one_loads_them(
@@ -421,10 +415,8 @@ def test_nobody_sees_what_another_key_made(url, one, model):
     sampler = dict(session_id=load["session_id"], sampling_session_seq_id=0, model_path=path)
     other.post("create_sampling_session", status=404, **sampler)
     other.get(f"training_runs/{model}", status=404)
-    assert (
-        not other.get("training_runs")["training_runs"]
-        and not other.get("checkpoints")["checkpoints"]
-    )
+    for listed in ("training_runs", "checkpoints"):
+        assert other.get(listed)[listed] == []
     assert other.http.delete(f"training_runs/{model}/checkpoints/weights/mine").status_code == 404
     other.post("retrieve_future", status=404, request_id=f"{model}/1")
     Caller(url, "tml-none").get("sessions", status=401)
@@ -472,29 +464,23 @@ def refusals(model, session):
     given = [
         ("create_model", made | {"base_model": "other"}, 400, "tiny"),
         ("create_model", made | {"lora_config": {"rank": 9}}, 400, "1 to 8"),
-        ("create_model", made | {"lora_config": {"rank": 0}}, 400, "1 to 8"),
         ("create_model", made | {"lora_config": None}, 400, "lora_config"),
         ("create_model", made | {"session_id": "none"}, 404, "no session"),
         ("create_model", made | {"surprise": 1}, 422, "surprise"),
         ("create_model", made | {"optimizer_config": {"type": "dimuon"}}, 400, "adamw"),
         ("create_model", {}, 422, "session_id"),
         ("optim_step", {"model_id": model, "adam_params": {}}, 422, "seq_id"),
-        ("optim_step", {"model_id": model, "seq_id": "x", "adam_params": {}}, 422, "seq_id"),
         ("create_custom_loss", {}, 404, "does not offer"),
         (
             "create_sampling_session",
-            {"session_id": session, "sampling_session_seq_id": 0},
+            dict(session_id=session, sampling_session_seq_id=0),
             400,
             "base",
         ),
         ("asample", {"prompt": {"chunks": []}, "sampling_params": {}}, 400, "expected one"),
-        ("asample", {"sampling_session_id": "a:sample:0"}, 422, "prompt"),
         ("retrieve_future", {"request_id": "unknown"}, 410, "not known"),
         ("copy_weights", {"source_path": "x", "destination_project_id": "p"}, 404, "not offer"),
-        ("weights_info", {"tinker_path": "tinker://x"}, 400, "tinker://MODEL"),
         ("weights_info", {"tinker_path": f"tinker://{model}/weights/../x"}, 400, "tinker://MODEL"),
-        ("billing/usage/events", {}, 404, "does not offer"),
-        ("auth/token", {}, 404, "does not offer"),
     ]
     yield from ((path, json.dumps(fields), JSON, *rest) for path, fields, *rest in given)
     yield "create_session", b"{", JSON, 422, "JSON"
@@ -513,7 +499,6 @@ def test_broken_calls_are_refused_in_one_line_that_says_what_to_do(one):
 
 FAILING = [
     ({"loss": "stable_reinforce"}, "importance_sampling"),
-    ({"loss": "none"}, "offered: cross_entropy"),
     ({"config": {"clip_low_threshold": 0.5}}, "no setting"),
     ({"loss": "ppo"}, "'advantages', 'clip"),
     ({"advantages": np.zeros(16, np.float32)}, "got 'advantages'"),
@@ -527,12 +512,12 @@ FAILING = [
 ]
 
 
-@pytest.mark.parametrize("more, what", FAILING)
-def test_calls_that_cannot_be_done_fail_in_one_line_and_the_next_one_goes_on(one, more, what):
+def test_calls_that_cannot_be_done_fail_in_one_line_and_the_next_one_goes_on(one):
     model = one.model(one.session())
-    failed = one.fetch(one.backward(model, 1, **more))
-    assert what in failed["error"] and failed["category"] == "user", failed
-    assert one.loss(one.backward(model, 2)) > 0
+    for number, (more, what) in enumerate(FAILING, 1):
+        failed = one.fetch(one.backward(model, number, **more))
+        assert what in failed["error"] and failed["category"] == "user", failed
+    assert one.loss(one.backward(model, len(FAILING) + 1)) > 0
 
 
 def test_steps_and_saves_that_cannot_be_done_fail_in_one_line(one):
@@ -557,7 +542,6 @@ def test_steps_and_saves_that_cannot_be_done_fail_in_one_line(one):
 
 SAMPLES = [
     ({"sampling_params": {"max_tokens": 99}}, "the context is 64"),
-    ({"sampling_params": {"max_tokens": 0}}, "max_tokens"),
     ({"sampling_params": {"temperature": -1}}, "temperature"),
     ({"sampling_params": {"top_p": 2}}, "top_p"),
     ({"sampling_params": {"stop": [""]}}, "stop"),
@@ -565,20 +549,16 @@ SAMPLES = [
     ({"prompt_logprobs_last_n": 9, "prompt_logprobs": True}, "prompt_logprobs_last_n"),
     ({"record_stability_info": True}, "stable_reinforce"),
     ({"prompt": {"chunks": [{"type": "encoded_text", "tokens": [-1]}]}}, "tokens from 0"),
-    ({"prompt": {"chunks": []}}, "a token at least"),
     ({"target_prompt_logprobs": {"data": [1], "dtype": "int64", "shape": [1, 1]}}, "[6, K]"),
     ({"topk_prompt_logprobs": 10**6}, "topk_prompt_logprobs"),
 ]
 
 
-@pytest.mark.parametrize("more, what", SAMPLES)
-def test_samples_that_cannot_be_drawn_are_refused_in_one_line(one, more, what):
-    prompt = {"chunks": [{"type": "encoded_text", "tokens": TEXT[:7]}]}
-    asked = dict(session_id=one.session(), sampling_session_seq_id=0, base_model="org/Name")
-    sampler = one.post("create_sampling_session", **asked)
-    fields = {"prompt": prompt, "seq_id": 0, "sampling_params": {}} | more
-    fields["sampling_session_id"] = sampler["sampling_session_id"]
-    assert what in one.post("asample", status=400, **fields)["error"]["message"], what
+def test_samples_that_cannot_be_drawn_are_refused_in_one_line(one):
+    sampler = sampler_of(one, one.session(), base_model="org/Name")
+    for more, what in SAMPLES:
+        fields = sampler | {"seq_id": 0} | more
+        assert what in one.post("asample", status=400, **fields)["error"]["message"], what
 
 
 @pytest.mark.release
