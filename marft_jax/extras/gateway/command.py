@@ -53,7 +53,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
             from marft_jax.extras.gateway import http
         with (
             listen(flags.host, flags.port) as listener,
-            open_app(flags.run, config, flags.step, keys, names=names) as app,
+            open_app(flags.run, config, flags.step, keys=keys, names=names) as app,
         ):
             serve(app, listener, http.DEFAULT, "/v1")
     sys.exit(0)
@@ -82,20 +82,17 @@ def serve(app: Starlette, listener: socket.socket, limits: Limits, path: str = "
 
 @contextlib.contextmanager
 def open_app(
-    run: str | Path | None,
-    config: Config,
-    step: int | str = "latest",
-    keys: Sequence[str] = (),
-    limits: Limits | None = None,
-    names: Sequence[str] = (),
+    run: str | Path | None, config: Config, step: int | str = "latest", **options: Any
 ) -> Iterator[Starlette]:
     """The application that answers for the team of a run; its sampler's thread ends with it.
+
+    Args:
+        options: ``keys``, ``limits`` and ``names`` of ``app.make_app``.
 
     Raises:
         BadInput: settings, model or checkpoint do not fit.
     """
     from marft_jax.extras.gateway.app import make_app
-    from marft_jax.extras.gateway.http import DEFAULT
     from marft_jax.extras.gateway.served_team import ServedTeam
     from marft_jax.extras.gateway.warm_up import warm_up
     from marft_jax.run.opening import open_team
@@ -125,7 +122,7 @@ def open_app(
 
         served = ServedTeam(team, batcher, make, threads)
         warm_up(served)
-        yield make_app(served, batcher, reload, keys, limits or DEFAULT, names)
+        yield make_app(served, batcher, reload, **options)
 
 
 def add_server_flags(parser: cli.Parser) -> None:

@@ -42,7 +42,7 @@ def differences(ours, other, least=380):
     return {name: lines for name, lines in found.items() if lines}
 
 
-@pytest.mark.parametrize("every", [4, pytest.param(1, marks=pytest.mark.release)])
+@pytest.mark.parametrize("every", [8, pytest.param(1, marks=pytest.mark.release)])
 def test_answers_are_those_of_vllm_but_for_what_is_meant(client, repository, every):
     file = repository / "tests" / "extras" / "gateway" / "vllm_answers.json"
     assert file.stat().st_size < 100_000

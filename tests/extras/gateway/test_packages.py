@@ -112,37 +112,3 @@ def test_a_handoff_of_the_agents_sdk(programs, monkeypatch):
         assert episode.results[0].info["rewritten"] == 0
         assert episode.turns[-1].sees == tuple(range(len(episode.turns) - 1))
     assert [e.reward for e in played.episodes] == [float(e.index == 7) for e in played.episodes]
-
-
-def test_litellm_plain_and_with_a_call_that_is_required(monkeypatch):
-    monkeypatch.setenv("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # else it is downloaded
-    litellm = pytest.importorskip("litellm")
-    tokenizer = ByteTokenizer()
-    own = {"type": "object", "properties": {"n": {"enum": [1, 2]}}, "required": ["n"]}
-    tool = {"type": "function", "function": {"name": "add", "description": "", "parameters": own}}
-
-    def ask(task, client):
-        where = {"api_base": client.base_url, "api_key": client.api_key}
-        messages = [{"role": "user", "content": str(task)}]
-        plain = litellm.completion("openai/planner", messages, **where).choices[0].message
-        how = {"tools": [tool], "tool_choice": "required", **where}
-        said = litellm.completion("openai/solver", messages, **how).choices[0].message
-        [call] = said.tool_calls
-        messages += [said.model_dump(), {"role": "tool", "tool_call_id": call.id, "content": "3"}]
-        last = litellm.completion("openai/solver", messages, tools=[tool], **where)
-        assert plain.content and last.choices[0].message.content
-        return json.loads(call.function.arguments)["n"]
-
-    def speak(request):
-        if not request.form:
-            return by_length(request)
-        allowed, ids = constraint(tokenizer, 264, request.form), list[int]()
-        while (mask := allowed(ids)) is not None:
-            ids.append(int(np.flatnonzero(mask)[0]))
-        return tokenizer.decode(ids)
-
-    team = small.team(2, context=2000, max_new_tokens=300)
-    played, _ = play(ask, monkeypatch, range(3), speak, team=team)
-    for episode in played.episodes:
-        assert [t.name for t in episode.turns] == ["planner", "solver", "solver"]
-        assert episode.results[0].info["rewritten"] == 0 and episode.reward == 1

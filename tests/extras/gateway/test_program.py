@@ -179,7 +179,7 @@ def test_delays_change_nothing(monkeypatch):
 
 SEMAPHORE, LOCK = asyncio.Semaphore(2), asyncio.Lock()
 EVENT, CONDITION = asyncio.Event(), asyncio.Condition()
-POOL = asyncio.Queue(maxsize=1)
+POOL, HTTP = asyncio.Queue(maxsize=1), httpx.AsyncClient(verify=False)
 
 
 @contextlib.asynccontextmanager
@@ -210,32 +210,17 @@ def test_async_objects_of_a_module_are_shared_by_all_episodes(shared, monkeypatc
                 body = {"model": "solver", "messages": [user(f"{task} {i}")]}
                 if i != 3:
                     return said(await client.chat.completions.create(**body))
-                reply = await http.post(f"{client.base_url}/chat/completions", json=body)
+                url = f"{client.base_url}/chat/completions"
+                reply = await HTTP.post(url, json=body, headers=head)
                 return reply.json()["choices"][0]["message"]["content"]
 
-        async with httpx.AsyncClient(headers=head, verify=False) as http:
-            texts = await asyncio.gather(*map(ask, range(4)))
-            return float(len("".join([*texts, await ask(" ".join(texts))])))
+        texts = await asyncio.gather(*map(ask, range(4)))
+        return float(len("".join([*texts, await ask(" ".join(texts))])))
 
     runs = [play(run, monkeypatch, range(4)) for _ in range(3)]
     assert all(len(played.episodes) == 4 for played, _ in runs)
     batches = [[[r.key for _, r in batch] for batch in engine.batches] for _, engine in runs]
     assert batches[0] == batches[1] == batches[2]
-
-
-def test_a_client_of_a_module_lives_as_long_as_the_run(monkeypatch):
-    own = httpx.AsyncClient(verify=False)
-
-    async def run(task, client):
-        head = {"authorization": f"Bearer {client.api_key}"}
-        body = {"model": "solver", "messages": [user("a")]}
-        for _ in range(2):
-            url = f"{client.base_url}/chat/completions"
-            assert (await own.post(url, json=body, headers=head)).status_code == 200
-        return 1.0
-
-    for _ in range(2):
-        assert len(play(run, monkeypatch, range(3))[0].episodes) == 3
 
 
 @pytest.mark.parametrize(
