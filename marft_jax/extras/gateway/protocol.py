@@ -72,7 +72,7 @@ def _kind(kind: Any, expected: str, fits: Callable[[Any], bool]) -> TypeAdapter[
             raise ValueError(expected)
         return value
 
-    return TypeAdapter(Annotated[kind, AfterValidator(check)])
+    return TypeAdapter(Annotated[kind, AfterValidator(check)])  # pyright: ignore
 
 
 _FLAGS = "stream include_usage logprobs return_token_ids parallel_tool_calls"
