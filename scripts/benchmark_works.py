@@ -296,7 +296,8 @@ def decode(bench: Bench, rows: int, agents: int) -> Work:
         python.append((seconds - sum(waited)) / counted)
         return seconds
 
-    cache = rows * cost.cache_entries(bench.base.config, short + steps) * bench.dtype.itemsize
+    held = jax.eval_shape(lambda: bench.base.config.init_cache(rows, short + steps, bench.dtype))
+    cache = sum(x.size * bench.dtype.itemsize for x in jax.tree.leaves(held))
     flops = 2 * (bench.block_weights + bench.vocabulary_weights) * rows
     unread = cost.unread_weights(bench.base.config, rows) / cost.block_weights(bench.base.config)
     in_layers = sum(x.nbytes for x in jax.tree.leaves(bench.base.params["layers"]))

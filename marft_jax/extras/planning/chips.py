@@ -67,14 +67,14 @@ class Gpu(NamedTuple):
     def described(self) -> str:
         """Writes XLA's ``GpuTargetConfigProto``, as text."""
         major, minor = self.capability
-        own = "feature_extension: ACCELERATED_FEATURES" if major >= 9 else ""
+        extension = "feature_extension: ACCELERATED_FEATURES" if major >= 9 else ""
         return f"""
             platform_name: "CUDA"
             device_description_str: "{self.kind}"
             dnn_version_info {{ major: 9 minor: 10 }}
             runtime_version {{ major: 12 minor: 8 }}
             gpu_device_info {{
-              cuda_compute_capability {{ major: {major} minor: {minor} {own} }}
+              cuda_compute_capability {{ major: {major} minor: {minor} {extension} }}
               core_count: {self.cores}
               fpus_per_core: {self.lanes}
               threads_per_core_limit: {self.threads}

@@ -43,59 +43,60 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     served = "h100:2x1: two servers of vLLM, one GPU each, sample; the topology only learns"
     parser.add_argument("--servers", metavar="NAME", help=served)
     with cli.boundary():
-        own, rest = parser.parse_known_args(argv)
-        console = Console(highlight=False, soft_wrap=True, stderr=own.json, markup=False)
+        flags, rest = parser.parse_known_args(argv)
+        console = Console(highlight=False, soft_wrap=True, stderr=flags.json, markup=False)
         config = cli.parse(rest, prog="marft_jax.plan")
-        servers = emit.servers_of(own.servers) if own.servers else None
-        if bool(own.emit) != bool(own.out) or own.image and not own.emit:
+        servers = emit.servers_of(flags.servers) if flags.servers else None
+        if bool(flags.emit) != bool(flags.out) or flags.image and not flags.emit:
             raise BadInput("--emit: expected --emit KIND --out FILE, and --image for a jobset only")
-        check_local("--out", own.out)
+        check_local("--out", flags.out)
         unused_settings.log(unused_settings.warning(config))
         check_team(config)
         # after the settings are checked: JAX takes seconds to import
         from marft_jax.extras.planning.planner import described, plans
         from marft_jax.extras.planning.topology import find_topology
 
-        topology = find_topology(own.topology, must_compile=not own.emit)
+        topology = find_topology(flags.topology, must_compile=not flags.emit)
         hosts = emit.hosts_of(topology)
-        job = emit.Job(own.emit, config, *cli.split(rest), hosts, servers, own.image)
-        if own.emit:
+        job = emit.Job(flags.emit, config, *cli.split(rest), hosts, servers, flags.image)
+        if flags.emit:
             emit.check(job)
         config = _elsewhere(config) if servers else config
         if topology.compiles:
-            found = plans(config, topology, console.print)
-            _show(found, own.json, console)
-            runs = {base: each.run for base, each in found.items()}
-            fits = all(each.fits for each in found.values())
+            planned = plans(config, topology, console.print)
+            _show(planned, flags.json, console)
+            runs = {base: each.run for base, each in planned.items()}
+            fits = all(each.fits for each in planned.values())
         else:
             runs, fits = described(config, topology), True
             console.print(
-                f"{own.topology}: no GPU compiler here, so it was not checked that the run fits; "
+                f"{flags.topology}: no GPU compiler here, so it was not checked that the run fits; "
                 'pip install -e ".[gpu-plans]" checks it'
             )
-        if own.emit and fits:
+        if flags.emit and fits:
             run = next(run for run in runs.values() if run.team.adapters)
             job = job._replace(config=run.config)
-            console.print(emit.write(job, run.mesh.shape, run.team, own.out))
+            console.print(emit.write(job, run.mesh.shape, run.team, flags.out))
     sys.exit(0 if fits else 1)
 
 
-def _show(found: Mapping[str, Plan], as_json: bool, console: Console) -> None:
+def _show(planned: Mapping[str, Plan], as_json: bool, console: Console) -> None:
     from marft_jax.extras.planning import verdict
 
     if as_json:
-        numbers = {base: verdict.numbers(each) for base, each in found.items()}
-        print(json.dumps({"bases": numbers} if len(found) > 1 else numbers.popitem()[1]))
+        numbers = {base: verdict.numbers(each) for base, each in planned.items()}
+        print(json.dumps({"bases": numbers} if len(planned) > 1 else numbers.popitem()[1]))
         return
-    for base, each in found.items():
-        console.print(*([f"\nbase {base}:"] if len(found) > 1 else []))
+    for base, each in planned.items():
+        console.print(*([f"\nbase {base}:"] if len(planned) > 1 else []))
         console.print(verdict.memory_table(each), verdict.programs_table(each))
         console.print(verdict.verdict(each))
 
 
 def _elsewhere(config: Config) -> Config:
     """Returns the settings of a run whose agents are sampled by servers."""
-    names = (field.name for field in dataclasses.fields(RolloutSettings))
-    shared: dict[str, Any] = {name: getattr(config.rollout, name) for name in names}
-    shared["sampler"] = "http"
-    return dataclasses.replace(config, rollout=RolloutSettings(**shared))
+    shared: dict[str, Any] = {
+        field.name: getattr(config.rollout, field.name)
+        for field in dataclasses.fields(RolloutSettings)
+    }
+    return dataclasses.replace(config, rollout=RolloutSettings(**shared | {"sampler": "http"}))

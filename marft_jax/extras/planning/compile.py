@@ -66,14 +66,6 @@ class Compiled(NamedTuple):
         return max(needed, self.overflow)
 
 
-class Learned(NamedTuple):
-    """Programs that learn."""
-
-    forward: programs.Compiled
-    gradients: programs.GradientPrograms
-    critic: programs.CriticPrograms | None
-
-
 class PlannedRun(NamedTuple):
     """A configuration on a topology, as shapes with shardings.
 
@@ -84,6 +76,7 @@ class PlannedRun(NamedTuple):
         base, state, slots: abstract arrays; ``batch`` has host arrays, of decisions at
             the ``level``.
         base_here: the base on ``here``.
+        forward, gradients, critic: programs that learn.
         taught: what teachers on the base read; None without teachers.
         teachers: their adapters; None where they have none.
     """
@@ -104,7 +97,9 @@ class PlannedRun(NamedTuple):
     batch: OfBase
     level: Level
     engine: engine.EnginePrograms
-    learner: Learned
+    forward: programs.Compiled
+    gradients: programs.GradientPrograms
+    critic: programs.CriticPrograms | None
     taught: PackedRows | None = None
     teachers: Any = None
 
@@ -143,11 +138,11 @@ def describe(
     here = mesh_lib.parts(here, config.mesh.bases, place[1])[place[0]]
     dtype, alpha = jnp.dtype(config.model.dtype), config.lora.alpha
     model, graphdef, base = _base(config, model, mesh)
-    own = config.rollout if isinstance(config.rollout, Rollout) else Rollout()  # nothing plays
-    slots = min(own.slots, processes.share(config.algo.episodes, topology.hosts))
-    shape = engine.Shape(slots, own.chunk, work.context, work.action).on(here)
+    rollout = config.rollout if isinstance(config.rollout, Rollout) else Rollout()  # nothing plays
+    slots = min(rollout.slots, processes.share(config.algo.episodes, hosts))
+    shape = engine.Shape(slots, rollout.chunk, work.context, work.action).on(here)
     played = engine.programs(
-        model, graphdef, here, shape, dtype, eos_ids=(0,), alpha=alpha, reuse=own.reuse
+        model, graphdef, here, shape, dtype, eos_ids=(0,), alpha=alpha, reuse=rollout.reuse
     )
     settings = resolve(config, {MAIN: (config.model.base, model)})
     objective, agents = objective_of(settings, algorithm), len(team.profiles)
@@ -156,14 +151,13 @@ def describe(
     critic = None
     if settings.critic is not None:
         critic = programs.of_critic(mesh, critic_of(settings, algorithm, graphdef, agents))
-    spec = GradientSpec(graphdef, objective, agents)
-    learned = Learned(programs.forward(mesh, graphdef), programs.of_gradients(mesh, spec), critic)
+    gradients = programs.of_gradients(mesh, GradientSpec(graphdef, objective, agents))
     shards = mesh_lib.row_shards(mesh)
     batch = longest_batch(settings, team, algorithm.level, work, shards, model.d_model)
     run = PlannedRun(
         config, settings, team, model, work, mesh, here, hosts, shape, base,
         _base(config, model, here)[2], init.eval_shape(), played.slots, batch, algorithm.level,
-        played, learned,
+        played, programs.forward(mesh, graphdef), gradients, critic,
     )  # fmt: skip
     if taught is None:
         return run
@@ -176,12 +170,15 @@ def lowered(run: PlannedRun) -> dict[str, Any]:
     programs = _learning(run)
     if run.plays:
         programs["prefill"] = run.engine.prefill.lower(**_prefill(run))
-        programs["decode"] = run.engine.decode.lower(**_decode(run))
+        programs["decode"] = run.engine.decode.lower(
+            **_played(run),
+            stop_at=jax.ShapeDtypeStruct((), jnp.int32),
+            chunk=run.shape.chunk,
+            read=run.shape.context,
+        )
     if run.taught is not None:
-        programs["teacher"] = run.learner.forward.lower(
-            base=run.base, adapters=run.teachers, scale=np.float32(1),
-            r=_microbatch(run, run.taught),
-        )  # fmt: skip
+        taught = dict(base=run.base, adapters=run.teachers, scale=np.float32(1))
+        programs["teacher"] = run.forward.lower(**taught, r=_microbatch(run, run.taught))
     return programs
 
 
@@ -190,11 +187,11 @@ def compiled(run: PlannedRun, log: Callable[[str], None]) -> dict[str, Compiled]
 
     Not at the same time: libtpu uses all cores for one program and may crash with two.
     """
-    found = {}
+    programs = {}
     for name, program in lowered(run).items():
-        found[name] = compile_one(program)
-        log(f"{name}: compiled in {found[name].seconds:.0f} s")
-    return found
+        programs[name] = _compile(program)
+        log(f"{name}: compiled in {programs[name].seconds:.0f} s")
+    return programs
 
 
 def placed(tree: Any, sharding: Any) -> Any:
@@ -224,52 +221,33 @@ def _base(config: Config, model: DecoderConfig, mesh: Mesh) -> tuple[DecoderConf
     model, graphdef, base = decoder_on(platform, model, config.model)
 
     def place(_: Any, leaf: Any) -> Any:
-        def at(x: Any) -> Any:
-            return placed(x, mesh_lib.base_format(mesh, leaf.axes, x.shape))
-
-        return jax.tree.map(at, leaf)
+        formats = functools.partial(mesh_lib.base_format, mesh, leaf.axes)
+        return jax.tree.map(lambda x: placed(x, formats(x.shape)), leaf)
 
     return model, graphdef, nnx.map_state(place, base)
 
 
-def _decode(run: PlannedRun) -> dict[str, Any]:
-    return dict(
-        base=run.base_here,
-        adapters=_fused(run),
-        slots=run.slots,
-        stop_at=jax.ShapeDtypeStruct((), jnp.int32),
-        chunk=run.shape.chunk,
-        read=run.shape.context,
-    )
-
-
-def _fused(run: PlannedRun) -> Any:
-    """Returns the adapters in the form that the engine's programs take."""
+def _played(run: PlannedRun) -> dict[str, Any]:
+    """Returns what all programs of the engine read."""
     fused = run.engine.fuse.eval_shape(run.state.adapters[MAIN])
-    return placed(fused, mesh_lib.replicated(run.here))
+    adapters = placed(fused, mesh_lib.replicated(run.here))
+    return dict(base=run.base_here, adapters=adapters, slots=run.slots)
 
 
 def _prefill(run: PlannedRun) -> dict[str, Any]:
-    return dict(
-        base=run.base_here,
-        adapters=_fused(run),
-        slots=run.slots,
-        prompts=placed(engine.empty_prompts(*prompt_rows(run)), mesh_lib.rows(run.here)),
-        read=0,
-    )
+    prompts = placed(engine.empty_prompts(*prompt_rows(run)), mesh_lib.rows(run.here))
+    return _played(run) | dict(prompts=prompts, read=0)
 
 
 def _learning(run: PlannedRun) -> dict[str, Any]:
     """Lowers the learner's programs for one microbatch."""
     if not run.team.adapters or not (run.team.learning_bases or run.learning.critic):
         return {}
-    programs, batch, of_critic = run.learner, run.batch, run.learner.critic
-    critic, policy = run.state.critic[MAIN], run.state.policies[MAIN]
+    batch, critic, policy = run.batch, run.state.critic[MAIN], run.state.policies[MAIN]
     frozen = dict(base=run.base, critic=critic)
     scale = np.ones(lora.shape_of(policy.adapters)[0], np.float32)
     on_policy = dict(base=run.base, adapters=policy.adapters, scale=scale)
     rows, split = _microbatch(run, batch.rows), mesh_lib.rows(run.mesh)
-    asked = batch.rows if batch.prompts is None else batch.prompts
 
     def numbers(packed: PackedRows) -> Any:
         shape_BX = packed.rows.decision_mask(run.level).shape[1:]
@@ -277,10 +255,8 @@ def _learning(run: PlannedRun) -> dict[str, Any]:
 
     lowered, changed, read = dict[str, Any](), dict[str, Any](), dict[str, Any]()
     if run.team.learning_bases:
-        logprobs_BA, algo = (
-            programs.forward.eval_shape(**on_policy, r=rows),
-            run.learning.algo.part(Algo),
-        )
+        logprobs_BA = run.forward.eval_shape(**on_policy, r=rows)
+        algo = run.learning.algo.part(Algo)
         tokens = {
             "proximal": run.learning.correction != "none",
             "reference": run.learning.reference != "none" and algo.kl_in == "loss",
@@ -290,30 +266,29 @@ def _learning(run: PlannedRun) -> dict[str, Any]:
             {name: numbers(batch.rows) for name in units},
             {name: logprobs_BA for name, is_read in tokens.items() if is_read},
         )
-        sums = programs.gradients.no_sums.eval_shape(policy.adapters)
-        how = adam(1.0, max_kl=algo.max_kl)
-        lowered["gradients"] = programs.gradients.accumulate.lower(
+        sums = run.gradients.no_sums.eval_shape(policy.adapters)
+        lowered["gradients"] = run.gradients.accumulate.lower(
             **on_policy, rows=rows, inputs=inputs, sums=sums
         )
-        changed["policy"], read["policy"] = (policy,), (sums, how)
-    if of_critic is not None:
-        asked_rows = _microbatch(run, asked)
-        found = of_critic.read.eval_shape(**frozen, r=asked_rows)
-        sums, opt = of_critic.no_sums.eval_shape(critic), run.state.critic_opt[MAIN]
-        inputs = Inputs(
-            dict.fromkeys(("values", "returns", "weights", "counts"), numbers(asked)), {}
-        )
-        lowered["critic"] = of_critic.accumulate.lower(
-            **frozen, rows=asked_rows, inputs=inputs, features_BXD=found.features_BXD, sums=sums
-        )
-        lowered["values"] = of_critic.read.lower(**frozen, r=asked_rows)
+        changed["policy"], read["policy"] = (policy,), (sums, adam(1.0, max_kl=algo.max_kl))
+    if run.critic is not None:
+        prompts = batch.rows if batch.prompts is None else batch.prompts
+        asked = _microbatch(run, prompts)
+        features_BXD = run.critic.read.eval_shape(**frozen, r=asked).features_BXD
+        sums, opt = run.critic.no_sums.eval_shape(critic), run.state.critic_opt[MAIN]
+        units = ("values", "returns", "weights", "counts")
+        lowered["critic"] = run.critic.accumulate.lower(
+            **frozen, rows=asked, inputs=Inputs(dict.fromkeys(units, numbers(prompts)), {}),
+            features_BXD=features_BXD, sums=sums,
+        )  # fmt: skip
+        lowered["values"] = run.critic.read.lower(**frozen, r=asked)
         changed["critic"], read["critic"] = (critic, opt), (sums, adam(1.0))
     everywhere = mesh_lib.replicated(run.mesh)
     step = jax.jit(_steps, donate_argnums=0, out_shardings=everywhere)
     lowered["optimiser"] = step.lower(changed, read)
     if run.learning.reference == "base" and not run.learning.has_frozen_critic:
         alone = dict(base=run.base, adapters=None, scale=np.zeros(0, np.float32))
-        lowered.setdefault("values", programs.forward.lower(**alone, r=rows))
+        lowered.setdefault("values", run.forward.lower(**alone, r=rows))
     return lowered
 
 
@@ -333,14 +308,14 @@ def _teachers(run: PlannedRun, team: Team) -> Any:
     inits = {teacher.init for teacher, base in pairs if teacher and base == MAIN}
     if not any(inits):
         return None
-    own, how = run.config.lora, range(len(inits))
+    settings, adapters = run.config.lora, range(len(inits))
     fresh = functools.partial(
-        lora.init, config=run.model, adapters=how, rank=own.rank, targets=own.targets
+        lora.init, config=run.model, adapters=adapters, rank=settings.rank, targets=settings.targets
     )
     return placed(jax.eval_shape(fresh, jax.random.key(0)), mesh_lib.replicated(run.mesh))
 
 
-def compile_one(program: Any) -> Compiled:
+def _compile(program: Any) -> Compiled:
     """Compiles a lowered program and measures it."""
     began = time.monotonic()
     try:

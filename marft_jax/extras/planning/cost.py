@@ -19,8 +19,6 @@ import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import jax
-import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from marft_jax.extras.planning.compile import Compiled, PlannedRun, per_chip, prompt_rows
@@ -60,11 +58,11 @@ def costs(run: PlannedRun, programs: dict[str, Compiled]) -> dict[str, Cost]:
         "critic": _critic,
         "optimiser": _optimiser,
     }
-    found = {}
-    for name, program in programs.items():
-        least = counted[name](run)
-        found[name] = least._replace(bytes=least.bytes + 2 * program.scratch)
-    return found
+    least = {name: counted[name](run) for name in programs}
+    return {
+        name: cost._replace(bytes=cost.bytes + 2 * programs[name].scratch)
+        for name, cost in least.items()
+    }
 
 
 def forward_flops(
@@ -91,16 +89,10 @@ def active_weights(model: DecoderConfig) -> int:
     return sum(x.active_weights for layers in model.matrices().values() for x in layers)
 
 
-def cache_entries(model: DecoderConfig, length: int) -> int:
-    """Counts the numbers that a row's cache of this length holds."""
-    cache = jax.eval_shape(lambda: model.init_cache(1, length, jnp.float32))
-    return sum(math.prod(x.shape) for x in jax.tree.leaves(cache))
-
-
 def _lora(model: DecoderConfig, tokens: int, columns: int, targets: Sequence[str]) -> int:
-    matrices = model.adaptable()
-    found = (x for name in adapted(model, targets) for x in matrices[name])
-    return 2 * tokens * columns * sum((x.d_in + x.d_out) * max(1, x.chosen) for x in found)
+    layers = model.adaptable()
+    matrices = (x for name in adapted(model, targets) for x in layers[name])
+    return 2 * tokens * columns * sum((x.d_in + x.d_out) * max(1, x.chosen) for x in matrices)
 
 
 def _vocabulary(model: DecoderConfig, tokens: int) -> int:
@@ -175,9 +167,9 @@ def _teacher(run: PlannedRun) -> Cost:
     assert run.taught is not None
     micros, tokens, width, actions = _microbatch(run.taught)
     columns = shape_of(run.teachers) if run.teachers else (0, 0)
-    flops = forward_flops(
-        run.model, tokens, width / 2, math.prod(columns), run.config.lora.targets
-    ) + _vocabulary(run.model, actions)
+    of_adapters = math.prod(columns), run.config.lora.targets
+    flops = forward_flops(run.model, tokens, width / 2, *of_adapters)
+    flops += _vocabulary(run.model, actions)
     return Cost(micros, flops / run.mesh.size, _weights(run.base, run.mesh))
 
 

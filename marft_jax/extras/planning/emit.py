@@ -15,7 +15,7 @@ import shlex
 from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import jinja2
 
@@ -108,23 +108,23 @@ class Job(NamedTuple):
     @property
     def bucket(self) -> str:
         """Bucket of the run directory; "" where this is a path."""
-        found = re.match(r"(?:gs|s3)://[\w.-]+(?=/)", self.config.run.dir)
-        return found[0] if found else ""
+        bucket = re.match(r"(?:gs|s3)://[\w.-]+(?=/)", self.config.run.dir)
+        return bucket[0] if bucket else ""
 
     @property
     def run_dir(self) -> str:
         """Run directory as the job sees it: in a JobSet a path lies on the shared volume."""
-        own = self.config.run.dir
+        given = self.config.run.dir
         at_shared = self.kind == "jobset" and not self.bucket
-        return os.path.normpath(os.path.join("/shared", own)) if at_shared else own
+        return os.path.normpath(os.path.join("/shared", given)) if at_shared else given
 
     @property
     def name(self) -> str:
         """Name of the job: that of the run, with a digest where Kubernetes does not allow that."""
         run = self.config.run.dir
-        own = re.sub("[^a-z0-9]+", "-", Path(run).name.lower())[:30].strip("-")
+        allowed = re.sub("[^a-z0-9]+", "-", Path(run).name.lower())[:30].strip("-")
         digest = hashlib.sha256(run.encode("utf-8", "surrogatepass")).hexdigest()[:6]
-        return "-".join(filter(None, ("marft", own, digest if own != Path(run).name else "")))
+        return "-".join(filter(None, ("marft", allowed, digest * (allowed != Path(run).name))))
 
 
 def hosts_of(topology: Topology) -> Hosts:
@@ -139,59 +139,54 @@ def servers_of(name: str) -> Hosts:
     Raises:
         BadInput: it is something else.
     """
-    found = re.fullmatch(r"(\w+):(?:([1-9]\d*)x)?([1-9]\d*)", name)
-    if not found or found[1] not in GPUS:
-        expected = "h100:2x1 (GPUs: servers x GPUs of each)"
-        raise BadInput(
-            f"--servers: expected {expected}, got {name!r:.60}; GPUs are {', '.join(GPUS)}"
-        )
-    return Hosts(found[1], "", int(found[2] or 1), int(found[3]))
+    read = re.fullmatch(rf"({'|'.join(GPUS)}):(?:([1-9]\d*)x)?([1-9]\d*)", name)
+    if not read:
+        expected = f"GPUs ({', '.join(GPUS)}) as h100:2x1: servers x GPUs of each"
+        raise BadInput(f"--servers: expected {expected}, got {name!r:.60}")
+    return Hosts(read[1], "", int(read[2] or 1), int(read[3]))
 
 
 def check(job: Job) -> None:
     """Raises ``BadInput`` for a job that cannot be written, before anything is compiled."""
-    kind, hosts, base = job.kind, job.hosts, job.config.model.base
+    kind, hosts, base, run_dir = job.kind, job.hosts, job.config.model.base, job.config.run.dir
+    known = {"jobset": {*_GKE_TPUS, *GPUS}, "skypilot": {*_SKY_TPUS, *GPUS}, "slurm": {*GPUS}}[kind]
     for group in filter(None, (hosts, job.servers)):
-        known = {"jobset": {*_GKE_TPUS, *GPUS}, "skypilot": {*_SKY_TPUS, *GPUS}, "slurm": {*GPUS}}
-        if group.kind not in known[kind]:
-            expected = ", ".join(sorted(known[kind]))
-            raise BadInput(f"--emit {kind}: expected a topology of {expected}, got {group.kind}")
-    if (kind == "jobset") != bool(job.image):
-        expected = "--image with a jobset" if kind == "jobset" else "no --image"
-        raise BadInput(
-            f"--emit {kind}: expected {expected}, got {job.image}; scripts/Dockerfile makes one"
-        )
-    if kind == "skypilot" and not job.bucket:
-        raise BadInput(
-            f"--run.dir: expected gs://… or s3://… with --emit skypilot, whose machines lose their "
-            f"disks, got {job.config.run.dir!r:.80}"
-        )
-    if kind == "jobset" and not (job.bucket or job.run_dir.startswith("/shared/")):
-        raise BadInput(
-            f"--run.dir: expected gs://…, s3://… or a path below /shared with --emit jobset, got "
-            f"{job.run_dir!r:.80}"
-        )
+        chips = f"a topology of {', '.join(sorted(known))}"
+        _require(group.kind in known, f"--emit {kind}", chips, group.kind)
+    image = "--image (scripts/Dockerfile makes one)" if kind == "jobset" else "no --image"
+    _require((kind == "jobset") == bool(job.image), f"--emit {kind}", image, job.image)
+    places = {
+        "jobset": job.bucket or job.run_dir.startswith("/shared/"),
+        "skypilot": job.bucket,  # its machines lose their disks
+        "slurm": True,
+    }
+    shared = " or a path below /shared" if kind == "jobset" else ""
+    _require(places[kind], "--run.dir", f"gs://… or s3://…{shared} with --emit {kind}", run_dir)
     has_weights = not Path(base).is_dir() or any(Path(base).glob("*.safetensors"))
-    if Path(base).exists() and not (kind == "slurm" and has_weights):
-        raise BadInput(
-            f"--model.base: expected a hub id, such as Qwen/Qwen2.5-7B-Instruct (with --emit slurm "
-            f"also a path with weights), got {base!r:.80}"
-        )
+    hub = "a hub id (with --emit slurm also a path with weights)"
+    local = kind == "slurm" and has_weights
+    _require(local or not Path(base).exists(), "--model.base", hub, base)
     for file in (*job.files, job.config.team.file or ""):
-        if kind != "slurm" and (os.path.isabs(file) or os.path.normpath(file).startswith("..")):
-            expected = "a path in this folder, which the job's hosts get"
-            raise BadInput(f"--emit {kind}: expected {expected}, got {file!r:.80}")
-    shared = {f"rollout.{own.name}" for own in fields(RolloutSettings)}
-    engine = {f"rollout.{own.name}" for own in fields(Rollout)} - shared
-    if job.servers and (given := sorted(engine & {*job.flags})):
-        raise BadInput(f"--{given[0]}: expected no setting of our engine with --servers, got one")
+        outside = os.path.isabs(file) or os.path.normpath(file).startswith("..")
+        here = "a path in this folder, which the job's hosts get"
+        _require(kind == "slurm" or not outside, f"--emit {kind}", here, file)
+    if not job.servers:
+        return
+    engine = {field.name for field in fields(Rollout)} - {x.name for x in fields(RolloutSettings)}
+    given = sorted({f"rollout.{name}" for name in engine} & {*job.flags})
+    _require(not given, "--servers", "no setting of our engine", ", ".join(given))
     several = len({*load_team(job.config.team.file).on}) > 1
-    if job.servers and (base == "tiny" or several or job.config.lora.rank > _RANKS[-1]):
-        raise BadInput(
-            f"--servers: expected one base for all agents, other than tiny, and --lora.rank up to "
-            f"{_RANKS[-1]}, got {'several bases' if several else base:.60} and "
-            f"{job.config.lora.rank}"
-        )
+    of_all = "several bases" if several else base
+    _require(
+        not several and base != "tiny", "--servers", "one base for all agents, and not tiny", of_all
+    )
+    rank = job.config.lora.rank
+    _require(rank <= _RANKS[-1], "--servers", f"--lora.rank up to {_RANKS[-1]}", rank)
+
+
+def _require(is_so: object, where: str, expected: str, got: object) -> None:
+    if not is_so:
+        raise BadInput(f"{where}: expected {expected}, got {str(got):.80}")
 
 
 def manifest(job: Job, mesh: Mapping[str, int], team: Team) -> str:
@@ -201,11 +196,13 @@ def manifest(job: Job, mesh: Mapping[str, int], team: Team) -> str:
         mesh: sizes of the axes of the planned mesh.
     """
     loader = jinja2.FileSystemLoader(Path(__file__).with_name("jobs"))
-    strict: dict[str, Any] = dict(undefined=jinja2.StrictUndefined, keep_trailing_newline=True)
-    written = jinja2.Environment(loader=loader, trim_blocks=True, lstrip_blocks=True, **strict)
+    environment = jinja2.Environment(
+        loader=loader, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True,
+        undefined=jinja2.StrictUndefined,
+    )  # fmt: skip
     [template] = [name for name in loader.list_templates() if name.startswith(job.kind)]
     extras = ["tpu" if job.hosts.is_tpu else "cuda", "hub", *["storage"] * bool(job.bucket)]
-    return written.get_template(template).render(
+    return environment.get_template(template).render(
         job=job, hosts=job.hosts, servers=job.servers, name=job.name, extras=",".join(extras),
         files=[_spelled(job, file) for file in job.files], flags=_flags(job, mesh),
         base=_spelled(job, job.config.model.base), image=_spelled(job, job.image or ""),
@@ -239,14 +236,12 @@ def _flags(job: Job, mesh: Mapping[str, int]) -> dict[str, list[str]]:
         processes = {"mesh.processes": [f'"{hosts.count}"'], "mesh.process": [number]}
         spelled |= {"mesh.coordinator": [address]} | processes
     if job.servers:
-        urls, folder = ['"${urls[@]}"'], f"/shared/adapters/{name}"
+        urls, place = ['"${urls[@]}"'], '"$PWD"' if job.kind == "slurm" else "/shared"
         if job.kind == "jobset":
             count = range(job.servers.count)
             urls = [f'"http://{name}-servers-0-{i}.{name}:8000"' for i in count]
-        if job.kind == "slurm":
-            folder = f'"$PWD"/adapters/{name}'
-        sampler = {"rollout.sampler": ["http"], "rollout.urls": urls}
-        spelled |= sampler | {"rollout.sampler_folder": [folder]}
+        spelled |= {"rollout.sampler": ["http"], "rollout.urls": urls}
+        spelled |= {"rollout.sampler_folder": [f"{place}/adapters/{name}"]}
     return spelled
 
 
@@ -254,7 +249,7 @@ def _serve(job: Job, team: Team) -> dict[str, str]:
     """Returns the arguments of a server of vLLM with their spelled values."""
     assert job.servers
     config, adapters = job.config, sum(team.adapters.values())
-    cut = any(own.top_p < 1 or own.top_k or own.min_p for own in team.sampling)
+    filters = any(x.top_p < 1 or x.top_k or x.min_p for x in team.sampling)
     values = {
         "dtype": config.model.dtype,
         "max-model-len": config.model.context,
@@ -263,7 +258,7 @@ def _serve(job: Job, team: Team) -> dict[str, str]:
         "max-loras": adapters,
         "max-cpu-loras": adapters * (config.rollout.lag + 2),
         # of the policy: at its temperature, and before filters
-        "logprobs-mode": "raw_logprobs" if cut else "processed_logprobs",
+        "logprobs-mode": "raw_logprobs" if filters else "processed_logprobs",
         "generation-config": "vllm",
         "host": "0.0.0.0",
         "port": 8000,

@@ -37,14 +37,15 @@ def plans(
     Raises:
         BadInput: the model, the team or the mesh is wrong.
     """
-    found = dict[str, verdict.Plan]()
+    alone = dict[str, verdict.Plan]()
     for base, run in described(config, topology).items():
-        log(title(run, topology))
+        log(_title(run, topology))
         programs = compiled(run, log)
-        memory, peaks = verdict.memory_of(run, programs)
         costs = cost.costs(run, programs)
-        found[base] = verdict.Plan(run, topology, programs, costs, memory, peaks)
-    return {base: verdict.beside(plan, found) for base, plan in found.items()}
+        alone[base] = verdict.Plan(
+            run, topology, programs, costs, *verdict.memory_of(run, programs)
+        )
+    return {base: verdict.beside(plan, alone) for base, plan in alone.items()}
 
 
 def described(config: config_lib.Config, topology: Topology) -> dict[str, PlannedRun]:
@@ -63,17 +64,17 @@ def described(config: config_lib.Config, topology: Topology) -> dict[str, Planne
     lora.check_targets([decoders[base] for base in talk], config.lora.targets)
     team = make_team(config.team, config.lora.mode, blueprint, talk)
     work = step_work(config, team, workflow_of(config.team, blueprint))
-    algorithm, found = find_algorithm(config.algo.name), dict[str, PlannedRun]()
+    algorithm, runs = find_algorithm(config.algo.name), dict[str, PlannedRun]()
     for base, decoder in decoders.items():
-        own = dataclasses.replace(config, model=models[base])
+        of_base = dataclasses.replace(config, model=models[base])
         parts = [on_base(team, work, base, on) for on in (team.bases, taught_by) if base in on]
         (members, part), taught = parts[0], parts[-1] if base in taught_by else None
         place = [*talk].index(base) if base in talk else 0, len(talk)
-        found[base] = describe(own, members, algorithm, decoder, part, topology, taught, place)
-    return found
+        runs[base] = describe(of_base, members, algorithm, decoder, part, topology, taught, place)
+    return runs
 
 
-def title(run: PlannedRun, topology: Topology) -> str:
+def _title(run: PlannedRun, topology: Topology) -> str:
     """Says in a line what is planned on which hardware."""
     config, model = run.config, run.model
     vocabularies = 1 if model.tie_embeddings else 2

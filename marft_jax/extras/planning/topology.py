@@ -26,7 +26,7 @@ _NO_MACHINE = {
     "TPU_ACCELERATOR_TYPE": "v5litepod-4",
     "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
 }
-_HOW = (
+_NAMES = (
     "v5e:4x4, v5p:2x2x4, v6e:8x8, tpu7x:2x2x1; h100:8, h100:2x8, cpu:8 or cpu:2x4 (hosts x devices)"
 )
 
@@ -71,7 +71,7 @@ def find_topology(name: str, must_compile: bool = True) -> Topology:
     if kind in TPUS and sizes:
         return _tpu(name, kind, len(sizes))
     if kind not in ("cpu", *GPUS) or len(sizes) not in (1, 2):
-        raise BadInput(f"--topology: expected {_HOW}, got {name!r}; GPUs are {', '.join(GPUS)}")
+        raise BadInput(f"--topology: expected {_NAMES}, got {name!r}; GPUs are {', '.join(GPUS)}")
     hosts, each = [1, *sizes][-2:]
     if kind == "cpu":
         return _virtual(name, hosts, each)
@@ -98,12 +98,13 @@ def _virtual(name: str, hosts: int, each: int) -> Topology:
 def _gpus(name: str, kind: str, hosts: int, each: int) -> Topology:
     gpu = GPUS[kind]
 
-    def of(hosts: int) -> Sequence[Any]:
-        how = dict(target_config=gpu.described(), topology=f"1x{hosts}x{each}")
-        return topologies.get_topology_desc(platform="cuda", **how).devices
+    def devices_of(hosts: int) -> Sequence[Any]:
+        return topologies.get_topology_desc(
+            platform="cuda", target_config=gpu.described(), topology=f"1x{hosts}x{each}"
+        ).devices
 
     try:
-        return Topology(name, of(hosts), of(1), hosts, gpu.chip)
+        return Topology(name, devices_of(hosts), devices_of(1), hosts, gpu.chip)
     except (RuntimeError, NotImplementedError) as error:
         raise _no_compiler(name, "GPU", "gpu-plans") from error
 
@@ -113,8 +114,8 @@ def _tpu(name: str, kind: str, dimensions: int) -> Topology:
     first = [device for device in devices if device.process_index == 0]
     coordinates = list(zip(*(device.coords for device in first), strict=True))
     sizes = [max(along) - min(along) + 1 for along in coordinates][:dimensions]
-    own = f"{kind}:{'x'.join(map(str, sizes))}"
-    host = first if len(first) == len(devices) else _tpu_devices(own)
+    of_host = f"{kind}:{'x'.join(map(str, sizes))}"
+    host = first if len(first) == len(devices) else _tpu_devices(of_host)
     return Topology(name, devices, host, len(devices) // len(first), TPUS[kind])
 
 
@@ -127,7 +128,7 @@ def _tpu_devices(name: str) -> Sequence[Any]:
         why = " ".join(str(error).split())
         if re.search("libtpu|not installed|Unable to initialize", why):
             raise _no_compiler(name, "TPU", "tpu") from error
-        raise BadInput(f"--topology: expected {_HOW}, got {name!r}: {why:.160}") from error
+        raise BadInput(f"--topology: expected {_NAMES}, got {name!r}: {why:.160}") from error
 
 
 def _no_compiler(name: str, kind: str, extra: str) -> BadInput:

@@ -55,10 +55,7 @@ def memory_of(
         "weights": run.base,
         "adapters": (state.adapters, state.past),
         "critic": state.critic,
-        "optimiser": (
-            [policy.adapters_opt for policy in state.policies.values()],
-            state.critic_opt,
-        ),
+        "optimiser": ([p.adapters_opt for p in state.policies.values()], state.critic_opt),
         "cache": run.slots if run.plays else (),
     }
     held |= {"teachers": run.teachers} if run.teachers else {}
@@ -92,7 +89,7 @@ def memory_of(
 
 def beside(plan: Plan, plans: Mapping[str, Plan]) -> Plan:
     """Adds to the peaks of a base's programs what the other bases hold meanwhile."""
-    held = [own.memory for own in plans.values() if own is not plan]
+    held = [other.memory for other in plans.values() if other is not plan]
     kinds = ("weights", "adapters", "teachers", "critic", "optimiser")
     always = sum(x.get(kind, 0.0) for x in held for kind in kinds)
     caches = sum(x["cache"] for x in held)

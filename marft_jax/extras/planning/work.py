@@ -1,7 +1,7 @@
 """Upper bound of the work of a training step: its turns, tokens and rows.
 
 Every turn has the longest action, and a prompt that fills the rest of the context. Turns of a real
-run are shorter, so memory, time and traffic are upper bounds.
+run are shorter, so memory and FLOPs are upper bounds.
 """
 
 from __future__ import annotations
@@ -59,9 +59,9 @@ def on_base(team: Team, work: Work, base: str, on: Sequence[str]) -> tuple[Team,
     Args:
         on: the base of each member, or of its teacher.
     """
-    members = [agent for agent, own in enumerate(on) if own == base]
+    members = [agent for agent, name in enumerate(on) if name == base]
     turns = [k for k, agent in enumerate(work.owners) if agent in members]
-    own = Work(
+    work_of_base = Work(
         work.episodes,
         tuple(work.owners[k] for k in turns),
         max(team.contexts[agent] for agent in members),
@@ -78,24 +78,25 @@ def on_base(team: Team, work: Work, base: str, on: Sequence[str]) -> tuple[Team,
         adapter_names=of_base(team.adapter_names),
         trainable=of_base(team.trainable),
     )
-    return team, own
+    return team, work_of_base
 
 
 def _branches(config: Config, names: Sequence[str]) -> tuple[tuple[int, ...], float]:
     """Returns the turns at which an episode branches, and the turns played per episode for that."""
-    own, how, turns = config.algo.part(Algo), config.algo.part(Branching), len(names)
-    if not how.branches or how.branch_budget != "none":  # a budget keeps the cost of no branches
+    algo, branching, turns = config.algo.part(Algo), config.algo.part(Branching), len(names)
+    count = branching.branches
+    if not count or branching.branch_budget != "none":  # a budget keeps the cost of no branches
         return (), 0
-    if CREDITS[own.credit].solo:  # each agent alone on each task
-        return (), how.branches * len(set(names)) * config.env.horizon / own.group_size
-    if how.branch_at == "random":  # the last turn has the longest prompt, the mean turn half
+    if CREDITS[algo.credit].solo:  # each agent alone on each task
+        return (), count * len(set(names)) * config.env.horizon / algo.group_size
+    if branching.branch_at == "random":  # the last turn has the longest prompt, the mean turn half
         chosen, behind = [turns - 1], (turns + 1) / 2
     else:
-        chosen = turns_at(how.branch_at, names)
+        chosen = turns_at(branching.branch_at, names)
         behind = turns - sum(chosen) / max(1, len(chosen))
-    if how.branch_continue != "end":  # a branch is played to the end of its step
+    if branching.branch_continue != "end":  # a branch is played to the end of its step
         behind = min(behind, turns / config.env.horizon)
-    return tuple(chosen * how.branches), how.branches * len(chosen) * behind
+    return tuple(chosen * count), count * len(chosen) * behind
 
 
 def _actors(team: Team, workflow: str) -> list[int]:
@@ -121,18 +122,14 @@ def longest_batch(
     """Packs the turns of such a step, by the function that packs real ones."""
     turns = []
     for number, agent in enumerate(work.owners, start=1):
-        whole = work.context
+        whole, action = work.context, work.action
         if team.shared:  # one conversation grows to the end of the context
             whole = work.context * number // len(work.owners)
-        action = min(work.action, max(1, whole - work.context * (number - 1) // len(work.owners)))
-        action = action if team.shared else work.action
-        zeros = np.zeros(whole, np.int32)
-        scores = np.zeros(action, np.float32)
-        turn = Turn(
-            agent, team.names[agent], 0, zeros[action:], zeros[:action], scores, "", True, (),
-            False, 1.0,
-        )  # fmt: skip
-        turns.append(turn)
+            before = work.context * (number - 1) // len(work.owners)
+            action = min(work.action, max(1, whole - before))
+        zeros, scores = np.zeros(whole, np.int32), np.zeros(action, np.float32)
+        ids = zeros[action:], zeros[:action]
+        turns.append(Turn(agent, team.names[agent], 0, *ids, scores, "", True, (), False, 1.0))
     group = settings.algo.part(Algo).group_size
     result = [StepResult("", 0.0, True)]
     episodes = [
