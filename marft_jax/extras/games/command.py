@@ -34,58 +34,53 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
 
 
-def is_wanted(own: argparse.Namespace) -> bool:
+def is_wanted(flags: argparse.Namespace) -> bool:
     """Tells if any of the flags is given."""
-    return bool(own.exploitability or own.against or own.elo)
+    return bool(flags.exploitability or flags.against or flags.elo)
 
 
-def evaluate(own: argparse.Namespace, config: Config, folder: Path) -> None:
+def evaluate(flags: argparse.Namespace, config: Config, folder: Path) -> None:
     """Computes what the flags ask for, prints tables, and writes the figures to a folder."""
     console = Console(highlight=False, soft_wrap=True)
     # when used: pulls in JAX
     from marft_jax.extras.games.matches import play_matches, rate_checkpoints
     from marft_jax.extras.games.policies import measure_policies
 
-    if own.exploitability:
-        rows = measure_policies(own.run, config, own.step, folder / "exploitability.jsonl")
-        console.print(exploitability_table(rows))
-    if own.against:
-        rounds = [(own.step, own.against)]
-        found = play_matches(own.run, config, rounds, own.limit, folder)
-        console.print(matches_table(found))
-    if own.elo:
-        if own.run is None:
+    if flags.exploitability:
+        rows = measure_policies(flags.run, config, flags.step, folder / "exploitability.jsonl")
+        console.print(_exploitability_table(rows))
+    if flags.against:
+        rounds = [(flags.step, flags.against)]
+        console.print(_matches_table(play_matches(flags.run, config, rounds, flags.limit, folder)))
+    if flags.elo:
+        if flags.run is None:
             raise BadInput("--elo: expected --run, the run whose checkpoints are compared")
-        found = rate_checkpoints(own.run, config, own.elo, own.limit, folder)
-        console.print(ratings_table(found))
+        ratings = rate_checkpoints(flags.run, config, flags.elo, flags.limit, folder)
+        console.print(_ratings_table(ratings))
 
 
-def exploitability_table(rows: Sequence[Mapping[str, Any]]) -> Table:
+def _exploitability_table(rows: Sequence[Mapping[str, Any]]) -> Table:
     """Makes a table with a row for each policy; returns are listed by seat."""
-    cells = [
-        [
-            str(row["step"]),
-            f"{row['exploitability']:.4f}",
-            " ".join(f"{value:+.4f}" for value in row["values"]),
-            "" if row["illegal"] is None else f"{row['illegal']:.4f}",
-        ]
-        for row in rows
-    ]
+    cells = []
+    for row in rows:
+        earned = " ".join(f"{value:+.4f}" for value in row["values"])
+        others = "" if row["illegal"] is None else f"{row['illegal']:.4f}"
+        cells.append([str(row["step"]), f"{row['exploitability']:.4f}", earned, others])
     figures = ["exploitability", "earned, by seat", "mass on other texts"]
     return folding(["step"], figures, cells)
 
 
-def ratings_table(found: Mapping[int, Estimate]) -> Table:
+def _ratings_table(ratings: Mapping[int, Estimate]) -> Table:
     """Makes a table with a row for each checkpoint."""
-    rows = [[str(s), f"{e.mean:+.0f} ({e.low:+.0f} to {e.high:+.0f})"] for s, e in found.items()]
+    rows = [[str(s), f"{e.mean:+.0f} ({e.low:+.0f} to {e.high:+.0f})"] for s, e in ratings.items()]
     return folding(["step"], ["Elo (95 %)"], rows)
 
 
-def matches_table(found: Mapping[tuple[str, int, str], Outcomes]) -> Table:
+def _matches_table(matches: Mapping[tuple[str, int, str], Outcomes]) -> Table:
     """Makes a table with a row for each agent and opponent, with 95 % intervals."""
     rows = [
         [agent, opponent, *map(str, (o.games, o.win, o.draw, o.loss)), f"{o.earned.mean:+.4f}"]
-        for (agent, _, opponent), o in found.items()
+        for (agent, _, opponent), o in matches.items()
     ]
     figures = ["games", "won (95 %)", "drawn (95 %)", "lost (95 %)", "earned"]
     return folding(["agent", "against"], figures, rows)

@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -34,21 +34,9 @@ from marft_jax.sampling.protocol import version_of
 from marft_jax.settings.config import Config
 from marft_jax.team.prompts import Team
 
-
-class Match(NamedTuple):
-    """Games of one agent against one opponent.
-
-    Attributes:
-        team: that plays, with the opponent at the other seats.
-        adapters: of both sides.
-        config: settings with the opponent's bots.
-    """
-
-    agent: str
-    opponent: str
-    team: Team
-    adapters: Mapping[str, Adapters]
-    config: Config
+Match = tuple[str, Team, Mapping[str, Adapters], Config]
+"""Games of one agent against one opponent: the agent, the team with the opponent at the other
+seats, the adapters of both sides, and the settings with the opponent's bots."""
 
 
 def play_matches(
@@ -75,7 +63,7 @@ def play_matches(
         BadInput: there is no such opponent.
         Stopped: a signal came; finished games are saved.
     """
-    tasks, found = games or config.eval.episodes, dict[tuple[str, int, str], Outcomes]()
+    tasks, played = games or config.eval.episodes, dict[tuple[str, int, str], Outcomes]()
     threads, table = DaemonThreads(), folder / "matches.jsonl"
     with contextlib.ExitStack() as stack:
         stop = stack.enter_context(Stop("stopping: finished games are kept; repeat to go on"))
@@ -83,23 +71,21 @@ def play_matches(
         sampler = stack.enter_context(open_sampler(models, tasks))
         for step, opponents in rounds:
             state = restore_state(models, run, step)
-            own, at = state.adapters, int(state.step)
-            matches = (m for o in opponents for m in _matches(run, models, own, o))
-            for match in matches:
-                name, opponent = match.agent, match.opponent
-                plan = BenchmarkPlan(f"{name} against {opponent}", 1, match.config, tasks)
-                source = stack.enter_context(open_source(match.config.env, "eval"))
-                sampler.load(match.adapters, version_of(match.adapters))
+            pairs = ((o, m) for o in opponents for m in _matches(run, models, state.adapters, o))
+            for opponent, (name, team, adapters, settings) in pairs:
+                plan = BenchmarkPlan(f"{name} against {opponent}", 1, settings, tasks)
+                source = stack.enter_context(open_source(settings.env, "eval"))
+                sampler.load(adapters, version_of(adapters))
+                at = int(state.step)
                 file = folder / f"match-{at}-{name}-{opponent.replace('/', '_')}.jsonl"
-                playing = PlaySetup(match.config, match.team, sampler, threads, stop)
-                of = match.config, models.bases, match.team, match.adapters, source.size
-                answers = Answers(playing, plan, source, file, key_of(*of))
-                found[name, at, opponent] = outcomes_of(answers.play())[name]
-                match_of = dict(step=at, agent=name, opponent=opponent)
-                line = match_of | {"won": found[name, at, opponent].win.mean}
-                jsonlines.keep(table, lambda row, own=match_of: not own.items() <= row.items())
-                jsonlines.append(table, [jsonlines.dumps(line)])
-    return found
+                playing = PlaySetup(settings, team, sampler, threads, stop)
+                key = key_of(settings, models.bases, team, adapters, source.size)
+                answers = Answers(playing, plan, source, file, key).play()
+                outcomes = played[name, at, opponent] = outcomes_of(answers)[name]
+                match = dict(step=at, agent=name, opponent=opponent).items()
+                jsonlines.keep(table, lambda row, match=match: not match <= row.items())
+                jsonlines.append(table, [jsonlines.dumps(dict(match, won=outcomes.win.mean))])
+    return played
 
 
 def rate_checkpoints(
@@ -133,30 +119,28 @@ def rate_checkpoints(
 
 
 def _matches(
-    run: str | None, models: TeamModels, own: Mapping[str, Adapters], opponent: str
+    run: str | None, models: TeamModels, adapters: Mapping[str, Adapters], opponent: str
 ) -> Iterator[Match]:
     """Yields a match for each agent."""
-    learned, adapters = models.team.names, _adapters_of(run, models, own, opponent)
+    theirs = _adapters_of(run, models, adapters, opponent)
     team, config = _without_bots(models.team, models.config)
-    agents = range(len(team.names))
-    for agent in (team.names.index(name) for name in learned):
-        if adapters is not None:  # the opponent's adapters follow our own
+    for name in models.team.names:
+        agent = team.names.index(name)
+        if theirs is not None:  # the opponent's adapters follow ours
             first = [0 if a == agent else team.adapters[base] for a, base in enumerate(team.bases)]
-            owners = [own + after for own, after in zip(team.owners, first, strict=True)]
-            both = jax.tree.map(lambda x, y: jnp.concatenate([x, y]), own, adapters)
+            owners = [owner + after for owner, after in zip(team.owners, first, strict=True)]
+            both = jax.tree.map(lambda x, y: jnp.concatenate([x, y]), adapters, theirs)
             names = {
-                base: (*own_names, *(f"{opponent} {name}" for name in own_names))
-                for base, own_names in team.adapter_names.items()
+                base: (*ours, *(f"{opponent} {one}" for one in ours))
+                for base, ours in team.adapter_names.items()
             }
             playing = team._replace(owners=tuple(owners), adapter_names=names)
-            yield Match(team.names[agent], opponent, playing, both, config)
+            yield name, playing, both, config
         else:
-            env = config.env
-            assert isinstance(env, open_spiel.Settings)
-            seats = tuple(f"{seat}={opponent}" for seat in agents if seat != agent)
-            env = dataclasses.replace(env, bots=seats)
-            changed = dataclasses.replace(config, env=env)
-            yield Match(team.names[agent], opponent, _members(team, [agent]), own, changed)
+            seats = (seat for seat in range(len(team.names)) if seat != agent)
+            bots: Any = {"bots": tuple(f"{seat}={opponent}" for seat in seats)}
+            changed = dataclasses.replace(config, env=dataclasses.replace(config.env, **bots))
+            yield name, _members(team, [agent]), adapters, changed
 
 
 def _without_bots(team: Team, config: Config) -> tuple[Team, Config]:
@@ -179,21 +163,21 @@ def _without_bots(team: Team, config: Config) -> tuple[Team, Config]:
 def _members(team: Team, agents: Sequence[int]) -> Team:
     """Makes a team of some of its agents, by number."""
     # the tuples of a team have one part for each member, or none
-    own = {name: x for name, x in team._asdict().items() if type(x) is tuple and x}
-    chosen: dict[str, Any] = {n: tuple(map(whole.__getitem__, agents)) for n, whole in own.items()}
+    parts = {name: x for name, x in team._asdict().items() if type(x) is tuple and x}
+    chosen: dict[str, Any] = {name: tuple(x[i] for i in agents) for name, x in parts.items()}
     return team._replace(**chosen)
 
 
 def _adapters_of(
-    run: str | None, models: TeamModels, own: Mapping[str, Adapters], opponent: str
+    run: str | None, models: TeamModels, adapters: Mapping[str, Adapters], opponent: str
 ) -> Mapping[str, Adapters] | None:
     """Loads the adapters of an opponent; None for a bot."""
     if opponent == "base":
-        return jax.tree.map(jnp.zeros_like, own)
+        return jax.tree.map(jnp.zeros_like, adapters)
     if opponent.startswith("step:") and run is not None:
         return restore_state(models, run, opponent.removeprefix("step:")).adapters
     config = models.config
-    if (Path(opponent) / "checkpoints").is_dir():  # its own settings do not matter
+    if (Path(opponent) / "checkpoints").is_dir():  # its settings do not matter
         lora = dataclasses.replace(config.lora, init=opponent)
         begun = models._replace(config=dataclasses.replace(config, lora=lora))
         return restore_state(begun, run=None).adapters

@@ -14,7 +14,7 @@ from marft_jax.envs.base import EnvSource, Member, Split, first_seed
 from marft_jax.errors import BadInput
 from marft_jax.extras.games import bots
 from marft_jax.extras.games.moves import read_move
-from marft_jax.extras.games.seats import check_movers, outcomes, seat_of, take_seats
+from marft_jax.extras.games.seats import check_movers, outcomes, take_seats
 from marft_jax.extras.games.tree import Tree, load
 from marft_jax.settings.config import EnvSettings
 from marft_jax.settings.setting import Natural, setting
@@ -61,16 +61,16 @@ def source(settings: Settings, split: Split) -> EnvSource:
 
 def bots_of(settings: Settings, tree: Tree) -> dict[int, bots.Bot]:
     """Finds the bot of each seat in ``env.bots``; raises ``BadInput`` for a wrong seat or bot."""
-    found = {}
+    chosen = {}
     for text in settings.bots:
         seat, _, name = text.partition("=")
         if not (seat.isdecimal() and int(seat) < tree.players and name):
             seats = ", ".join(map(str, range(tree.players)))
             raise BadInput(f"--env.bots: expected seat=name, of the seats {seats}, got {text!r}")
-        found[int(seat)] = bots.find_bot(name)
-    if len(found) == tree.players:
+        chosen[int(seat)] = bots.find_bot(name)
+    if len(chosen) == tree.players:
         raise BadInput("--env.bots: expected at least one seat without a bot, for the team")
-    return found
+    return chosen
 
 
 class Table(NamedTuple):
@@ -111,12 +111,13 @@ class TreeGame:
         self._settings, self._table, self._given, self._first = settings, table, seats, first
         self._tree = tree = table.tree
         self._agents: dict[int, str] = {}  # by seat; bots have the others
+        self._seats: dict[str, int] = {}
         self._paid = [0.0] * tree.players
         self._tries = 0
         self._chosen: dict[int, int] = {}  # by seat, until all who move now have moved
         self._notes: dict[int, str] = {}
         if settings.illegal == "masked":
-            self.legal = lambda agent: list(self._table.moves(self._state, self._seat(agent)))
+            self.legal = lambda agent: list(self._table.moves(self._state, self._seats[agent]))
 
     def reset(self, seed: int) -> str:
         self._turned = seed if self._settings.rotate else 0
@@ -131,20 +132,21 @@ class TreeGame:
         free = [seat for seat in range(self._tree.players) if seat not in self._given]
         seats = [self._seat_after(seat) for seat in free]
         self._agents = take_seats(self._settings.game, seats, agents)
+        self._seats = {agent: seat for seat, agent in self._agents.items()}
         return {agent: agent for agent in agents}
 
     def acting(self) -> list[str]:
         return [self._agents[seat] for seat in self._to_move() if seat not in self._chosen]
 
     def view(self, agent: str, observation: str) -> str:
-        seat = self._seat(agent)
+        seat = self._seats[agent]
         return self._notes.get(seat, "") + self._table.see(self._state, seat)
 
     def step(self, turns: Sequence[Turn]) -> StepResult:
         check_movers(turns, self.acting())
         self._notes, moves, wrong = {}, dict[str, str](), list[str]()
         for turn in turns:
-            seat = self._seat(turn.name)
+            seat = self._seats[turn.name]
             legal = self._table.moves(self._state, seat)
             action = read_move(turn.text, legal)
             if action is None:
@@ -186,9 +188,6 @@ class TreeGame:
         """Returns the place of a seat in this task, after ``env.rotate``."""
         return (seat + self._turned) % self._tree.players
 
-    def _seat(self, agent: str) -> int:
-        return seat_of(agent, self._agents)
-
     def _to_move(self) -> list[int]:
         """Lists the team's seats that move now."""
         if self._state.is_simultaneous_node():
@@ -198,7 +197,7 @@ class TreeGame:
     def _forfeits(self, agent: str) -> bool:
         """Counts an illegal move and tells if it loses the game."""
         self._tries += 1
-        self._notes[self._seat(agent)] = "That was no legal move.\n"
+        self._notes[self._seats[agent]] = "That was no legal move.\n"
         return self._settings.illegal != "retry" or self._tries > self._settings.retries
 
     def _forfeited(self, names: Sequence[str]) -> list[float]:
@@ -206,7 +205,7 @@ class TreeGame:
 
         In a zero-sum game the others share the gain; else they keep what they have.
         """
-        least, lost = self._tree.least, [self._seat(name) for name in names]
+        least, lost = self._tree.least, [self._seats[name] for name in names]
         others = self._tree.players - len(lost)
         won = [-least * len(lost) / max(others, 1)] * self._tree.players
         kept = won if self._tree.zero_sum else self._paid
@@ -215,18 +214,14 @@ class TreeGame:
     def _move(self) -> None:
         """Applies the chosen moves, then those of chance and bots that follow."""
         if self._state.is_simultaneous_node():
-            actions = [
-                self._chosen[s] if s in self._chosen else self._bot(s)
-                for s in range(self._tree.players)
-            ]
-            self._state.apply_actions(actions)
+            seats = range(self._tree.players)
+            chosen = {s: self._bots[s](self._state, s, self._rng) for s in seats if s in self._bots}
+            chosen = dict.fromkeys(seats, 0) | chosen | self._chosen
+            self._state.apply_actions([chosen[seat] for seat in seats])
         else:
             self._state.apply_action(self._chosen[self._state.current_player()])
         self._chosen, self._tries = {}, 0
         self._advance()
-
-    def _bot(self, seat: int) -> int:
-        return self._bots[seat](self._state, seat, self._rng) if seat in self._bots else 0
 
     def _advance(self) -> None:
         """Lets chance and bots move until the team has to move."""
@@ -239,4 +234,4 @@ class TreeGame:
             ):
                 return
             else:
-                self._state.apply_action(self._bot(seat))
+                self._state.apply_action(self._bots[seat](self._state, seat, self._rng))

@@ -13,7 +13,7 @@ import numpy as np
 from marft_jax.envs.base import EnvSource, Split, first_seed
 from marft_jax.errors import BadInput
 from marft_jax.extras.games.moves import read_move
-from marft_jax.extras.games.seats import check_movers, outcomes, seat_of, take_seats
+from marft_jax.extras.games.seats import check_movers, outcomes, take_seats
 from marft_jax.plugins import load_plugin, text_of
 from marft_jax.settings.config import EnvSettings
 from marft_jax.types import StepResult, Turn
@@ -53,9 +53,9 @@ def source(settings: Settings, split: Split) -> EnvSource:
 
 
 def _make(module: Any) -> Any:
-    how = module.env if hasattr(module, "env") else module.parallel_env
-    env = how()
-    return how(render_mode="ansi") if "ansi" in env.metadata.get("render_modes", ()) else env
+    make = module.env if hasattr(module, "env") else module.parallel_env
+    env = make()
+    return make(render_mode="ansi") if "ansi" in env.metadata.get("render_modes", ()) else env
 
 
 class ZooGame:
@@ -72,7 +72,7 @@ class ZooGame:
     ) -> None:
         self._settings, self._make, self._show, self._first = settings, make, view, first
         if settings.illegal == "masked":
-            self.legal = lambda agent: [str(a) for a in self._legal(self._zoo(agent))]
+            self.legal = lambda agent: [str(a) for a in self._legal(self._seats[agent])]
 
     def reset(self, seed: int) -> str:
         self._env, self._seed = self._make(), (seed + self._first) % (1 << 32)
@@ -86,6 +86,7 @@ class ZooGame:
     def players(self, agents: Sequence[str]) -> dict[str, str]:
         seats: list[str] = self._env.possible_agents
         self._agents = take_seats(self._settings.game, seats, agents)
+        self._seats = {agent: seat for seat, agent in self._agents.items()}
         self._skip_ended()
         return {agent: agent for agent in agents}
 
@@ -94,7 +95,7 @@ class ZooGame:
         return [self._agents[name] for name in now]
 
     def view(self, agent: str, observation: str) -> str:
-        name = self._zoo(agent)
+        name = self._seats[agent]
         if self._show is not None:
             return text_of("--env.view", self._show(self._env, name))
         drawn = self._env.render() if getattr(self._env, "render_mode", None) == "ansi" else None
@@ -108,7 +109,7 @@ class ZooGame:
         check_movers(turns, self.acting())
         chosen, wrong = dict[str, int](), list[str]()
         for turn in turns:
-            legal = self._legal(name := self._zoo(turn.name))
+            legal = self._legal(name := self._seats[turn.name])
             action = read_move(turn.text, {str(action): action for action in legal})
             if action is None:
                 wrong.append(turn.name)
@@ -119,7 +120,8 @@ class ZooGame:
         moves = {self._agents[name]: action for name, action in chosen.items()}
         info: dict[str, Any] = {"moves": moves} | ({"illegal": wrong} if wrong else {})
         if len(chosen) < len(turns):
-            return self._result(dict.fromkeys(map(self._zoo, wrong), -1.0), info, done=True)
+            lost = {self._seats[agent]: -1.0 for agent in wrong}
+            return self._result(lost, info, done=True)
         if self._is_parallel:
             self._observed, paid, *_ = self._env.step(chosen)
         else:
@@ -135,8 +137,8 @@ class ZooGame:
         if done:
             seats = dict(enumerate(self._agents.values()))
             info["outcomes"] = outcomes(list(self._returns.values()), seats)
-        own = {self._agents[name]: float(reward) for name, reward in paid.items() if reward}
-        return StepResult("", 0.0, done, info, own)
+        earned = {self._agents[name]: float(reward) for name, reward in paid.items() if reward}
+        return StepResult("", 0.0, done, info, earned)
 
     def _skip_ended(self) -> None:
         """Removes agents whose game is over, as PettingZoo asks."""
@@ -146,9 +148,6 @@ class ZooGame:
             if not (env.terminations[name] or env.truncations[name]):
                 return
             env.step(None)
-
-    def _zoo(self, agent: str) -> str:
-        return seat_of(agent, self._agents)
 
     def _observation(self, name: str) -> Any:
         return self._observed[name] if self._is_parallel else self._env.observe(name)

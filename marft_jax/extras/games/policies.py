@@ -69,10 +69,11 @@ def _measure(
         logprobs = functools.partial(reader.logprobs, state.adapters)
         policy, others = read_policy(table.tree, table.moves, logprobs)
         policies.append(policy)
-        rows.append(_row(int(state.step), exact.exploitability(table.tree, policy), others))
+        exploited = exact.exploitability(table.tree, policy)
+        rows.append({"step": int(state.step), **exploited._asdict(), "illegal": others})
     if len(policies) > 1:
-        mean = exact.average(table.tree, policies)
-        rows.append(_row("average", exact.exploitability(table.tree, mean), None))
+        exploited = exact.exploitability(table.tree, exact.average(table.tree, policies))
+        rows.append({"step": "average", **exploited._asdict(), "illegal": None})
     return rows
 
 
@@ -87,23 +88,19 @@ def read_policy(
     Returns:
         The policy, and the mean probability of all other texts over its information states.
     """
-    found = {exact.key_of(tree, state): state for state in exact.states(tree)}
-    legal = [moves(state, key[0]) for key, state in found.items()]
-    asked = [(key[0], found[key], list(own)) for key, own in zip(found, legal, strict=True)]
-    odds = [np.exp(row) for row in logprobs(asked)]
+    states = {exact.key_of(tree, state): state for state in exact.states(tree)}
+    legal = {key: moves(state, key[0]) for key, state in states.items()}
+    read = logprobs([(key[0], states[key], list(texts)) for key, texts in legal.items()])
+    odds = dict(zip(legal, map(np.exp, read), strict=True))
     policy = {
-        key: exact.normalised(dict(zip(own.values(), map(float, row), strict=True)))
-        for key, own, row in zip(found, legal, odds, strict=True)
+        key: exact.normalised(dict(zip(legal[key].values(), row.tolist(), strict=True)))
+        for key, row in odds.items()
     }
-    return policy, float(np.mean([max(0, 1 - row.sum()) for row in odds]))
-
-
-def _row(step: int | str, found: exact.Exploitability, others: float | None) -> dict[str, Any]:
-    return {"step": step, **found._asdict(), "illegal": others}
+    return policy, float(np.mean([max(0, 1 - row.sum()) for row in odds.values()]))
 
 
 class _Reader:
-    """Log-probs of texts under any adapters, by the learner's own forward pass; among the texts
+    """Log-probs of texts under any adapters, by the learner's forward pass; among the texts
     of a state where the sampler draws among these (``masked``)."""
 
     def __init__(self, models: TeamModels, table: open_spiel.Table, masked: bool) -> None:

@@ -66,7 +66,7 @@ def begin(past: Past, kept: int, state: TrainState) -> tuple[Pool, TrainState]:
     present = state.adapters[past.base]
     first = jax.tree.map(lambda x: x[of], present)
     versions = jax.tree.map(lambda x: jnp.stack([x] * kept), first)
-    adapters = jax.tree.map(lambda x, own: x.at[seats].set(own), present, first)
+    adapters = jax.tree.map(lambda x, version: x.at[seats].set(version), present, first)
     pool = Pool(versions, jnp.int32(0), EMA(jnp.zeros(kept), jnp.zeros(kept)))
     return pool, state.with_adapters({**state.adapters, past.base: adapters})
 
@@ -122,6 +122,6 @@ def _seat(
 def _share(past: Past, played: Sequence[Episode]) -> float | None:
     """Mean points of the past selves in games that say who won."""
     infos = [episode.results[-1].info.get("outcomes", {}) for episode in played]
-    own = [info[name] for info in infos for name in past.names if name in info]
-    points = [_POINTS[outcome["outcome"]] for outcome in own]
+    outcomes = [info[name] for info in infos for name in past.names if name in info]
+    points = [_POINTS[outcome["outcome"]] for outcome in outcomes]
     return float(np.mean(points)) if points else None

@@ -31,19 +31,18 @@ class Outcomes(NamedTuple):
 
 def outcomes_of(records: Sequence[Record]) -> dict[str, Outcomes]:
     """Counts each agent's outcomes, which the last step of a game records (``seats.outcomes``)."""
-    found, failed = defaultdict[str, list[Record]](list), 0
+    by_agent, failed = defaultdict[str, list[Record]](list), 0
     for record in records:
         outcomes = record["results"][-1]["info"].get("outcomes", {}) if record["results"] else {}
         failed += not outcomes
         for agent, outcome in outcomes.items():
-            found[agent].append(outcome)
+            by_agent[agent].append(outcome)
     scored: dict[str, Outcomes] = {}
-    for agent, own in found.items():
-        win, draw, loss = (
-            estimate([float(o["outcome"] == kind) for o in own]) for kind in ("win", "draw", "loss")
-        )
-        earned = estimate([o["return"] for o in own])
-        scored[agent] = Outcomes(len(own), win, draw, loss, earned, failed)
+    for agent, outcomes in by_agent.items():
+        kinds = [outcome["outcome"] for outcome in outcomes]
+        shares = (estimate([float(x == kind) for x in kinds]) for kind in ("win", "draw", "loss"))
+        earned = estimate([outcome["return"] for outcome in outcomes])
+        scored[agent] = Outcomes(len(kinds), *shares, earned, failed)
     return scored
 
 

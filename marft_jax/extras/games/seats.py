@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 from marft_jax.errors import BadInput
 from marft_jax.types import Turn
 
-_Seat = TypeVar("_Seat", bound=Hashable)
+_Seat = TypeVar("_Seat")
 
 
 def take_seats(game: str, seats: Sequence[_Seat], agents: Sequence[str]) -> dict[_Seat, str]:
@@ -23,11 +23,6 @@ def take_seats(game: str, seats: Sequence[_Seat], agents: Sequence[str]) -> dict
             f"{len(agents)}"
         )
     return dict(zip(seats, agents, strict=True))
-
-
-def seat_of(agent: str, seated: dict[_Seat, str]) -> _Seat:
-    """Finds the seat of an agent."""
-    return next(seat for seat, name in seated.items() if name == agent)
 
 
 def check_movers(turns: Sequence[Turn], acting: Sequence[str]) -> None:
@@ -46,9 +41,9 @@ def outcomes(returns: Sequence[float], agents: Mapping[int, str]) -> dict[str, d
     >>> outcomes([1.0, -1.0], {0: "ann"})
     {'ann': {'seat': 0, 'return': 1.0, 'outcome': 'win'}}
     """
-    found: dict[str, dict[str, Any]] = {}
+    of_agents: dict[str, dict[str, Any]] = {}
     for seat, agent in sorted(agents.items()):
-        own, best = returns[seat], max([*returns[:seat], *returns[seat + 1 :]], default=0.0)
-        outcome = "win" if own > best else "draw" if own == best else "loss"
-        found[agent] = {"seat": seat, "return": float(own), "outcome": outcome}
-    return found
+        earned, best = returns[seat], max([*returns[:seat], *returns[seat + 1 :]], default=0.0)
+        outcome = "win" if earned > best else "draw" if earned == best else "loss"
+        of_agents[agent] = {"seat": seat, "return": float(earned), "outcome": outcome}
+    return of_agents

@@ -124,16 +124,13 @@ def load(name: str) -> Tree:
 
 def _of_open_spiel(pyspiel: Any, game: Any) -> Tree:
     kind, types = game.get_type(), pyspiel.GameType
-    if kind.dynamics == types.Dynamics.MEAN_FIELD:
-        raise BadInput(f"--env.game {kind.short_name}: expected a game with individual players")
     is_hidden = kind.information != types.Information.PERFECT_INFORMATION
-    recalls = kind.provides_information_state_string and (
-        is_hidden or not kind.provides_observation_string
-    )
+    is_seen = kind.provides_observation_string
+    recalls = kind.provides_information_state_string and (is_hidden or not is_seen)
 
     def see(state: Any, player: int) -> str:
-        how = state.information_state_string if recalls else state.observation_string
-        return how(player).strip()
+        shown = state.information_state_string if recalls else state.observation_string
+        return shown(player).strip()
 
     return Tree(
         game.new_initial_state,
