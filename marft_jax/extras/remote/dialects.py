@@ -52,19 +52,22 @@ def _settings(ask: Ask) -> dict[str, Any]:
     A stop text that begins with white space is left to ours, which does not search the white space
     before the text.
     """
-    s, off = ask.sampling, {"presence_penalty": 0.0, "frequency_penalty": 0.0}
-    asked = {"temperature": s.temperature, "top_p": s.top_p, "top_k": s.top_k or -1}
-    stops = [stop for stop in s.stop if not stop[0].isspace()]
-    ends = {"stop": stops, "stop_token_ids": [*ask.ends], "skip_special_tokens": False}
-    return {**asked, "min_p": s.min_p, **ends, **off, "repetition_penalty": 1.0}
+    s = ask.sampling
+    return dict(
+        temperature=s.temperature, top_p=s.top_p, top_k=s.top_k or -1, min_p=s.min_p,
+        stop=[stop for stop in s.stop if not stop[0].isspace()], stop_token_ids=[*ask.ends],
+        skip_special_tokens=False,
+        presence_penalty=0.0, frequency_penalty=0.0, repetition_penalty=1.0,
+    )  # fmt: skip
 
 
 def _vllm(ask: Ask) -> dict[str, Any]:
-    asked = {"model": ask.model, "prompt": [*ask.prompt], "seed": ask.seed}
-    asked |= {"max_tokens": ask.sampling.max_new_tokens, "include_stop_str_in_output": True}
-    # log-probs of the sampled tokens alone; ends are those of stop_token_ids
-    asked |= {"logprobs": 0, "return_token_ids": True, "ignore_eos": True}
-    return asked | _settings(ask)
+    return dict(
+        model=ask.model, prompt=[*ask.prompt], seed=ask.seed,
+        max_tokens=ask.sampling.max_new_tokens, include_stop_str_in_output=True,
+        # log-probs of the sampled tokens alone; ends are those of stop_token_ids
+        logprobs=0, return_token_ids=True, ignore_eos=True, **_settings(ask),
+    )  # fmt: skip
 
 
 def _of_vllm(answer: Any) -> tuple[Sequence[Any], Sequence[Any]]:
@@ -73,9 +76,11 @@ def _of_vllm(answer: Any) -> tuple[Sequence[Any], Sequence[Any]]:
 
 
 def _sglang(ask: Ask) -> dict[str, Any]:
-    own = {"max_new_tokens": ask.sampling.max_new_tokens, "sampling_seed": ask.seed}
-    own |= {"ignore_eos": not ask.ends}  # it ignores stop_token_ids, too
-    asked = {"input_ids": [*ask.prompt], "sampling_params": _settings(ask) | own}
+    settings = dict(
+        max_new_tokens=ask.sampling.max_new_tokens, sampling_seed=ask.seed,
+        ignore_eos=not ask.ends, **_settings(ask),  # it ignores stop_token_ids, too
+    )  # fmt: skip
+    asked = {"input_ids": [*ask.prompt], "sampling_params": settings}
     asked |= {"return_logprob": True, "logprob_start_len": -1}
     return asked | ({"lora_path": ask.model} if ask.is_adapter else {})
 

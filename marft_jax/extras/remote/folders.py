@@ -16,7 +16,7 @@ from marft_jax.sampling.settings import Matrices, SampledBase
 
 
 class Folders:
-    """Folders of adapters, one each, with names that never come again and end in the run's own.
+    """Folders of adapters, one each, with names that never come again and end in the run's digits.
 
     Args:
         place: ``HERE`` or ``HERE=THERE`` of ``rollout.sampler_folder``.
@@ -30,17 +30,17 @@ class Folders:
     def __init__(self, place: str | None, run: Path | None, process: str) -> None:
         here, _, there = (place or "").partition("=")
         temporary = tempfile.mkdtemp(prefix="marft-adapters-") if not here and run is None else ""
-        own = Path(here or temporary or f"{run}/adapters").absolute()
+        self._here = Path(here or temporary or f"{run}/adapters").absolute()
+        self._there = there.rstrip("/") or str(self._here)
         self._salt, self._written = os.urandom(8), 0
         self._run = hashlib.sha256(process.encode() or self._salt).hexdigest()[:8]
         try:
-            own.mkdir(parents=True, exist_ok=True)
-            tempfile.TemporaryFile(dir=own).close()
+            self._here.mkdir(parents=True, exist_ok=True)
+            tempfile.TemporaryFile(dir=self._here).close()
         except OSError as error:
-            wanted = f"--rollout.sampler_folder {own}: expected a folder that can be written"
+            wanted = f"--rollout.sampler_folder {self._here}: expected a folder that can be written"
             raise BadInput(f"{wanted} ({reason(error)})") from error
-        self._here, self._there = own, there.rstrip("/") or str(own)
-        for name in filter(self.is_of_run, os.listdir(own)):
+        for name in filter(self.is_of_run, os.listdir(self._here)):
             self.delete(name)
 
     def is_of_run(self, name: str) -> bool:
@@ -60,7 +60,7 @@ class Folders:
         digest = hashlib.sha256(self._salt + self._written.to_bytes(8, "big"))
         for file in sorted(draft.rglob("adapter_*")):
             digest.update(file.read_bytes())
-            file.chmod(0o644)  # safetensors keeps its own to their owner
+            file.chmod(0o644)  # safetensors lets only the owner read its files
         name = f"{re.sub(r'[^A-Za-z0-9_.-]', '_', label)}-{self._run}{digest.hexdigest()[:12]}"
         draft.rename(self._here / name)
         return name, f"{self._there}/{name}"

@@ -25,8 +25,6 @@ _FITS = 0.1  # difference of log-probs from which they are of something else
 _MATTERS = 0.3  # difference that the adapter of the measurement makes
 _ROUNDING = 5e-4  # precision with an adapter, at least; a matrix that is left out does more
 _HOT = 2.0  # temperature
-
-
 _PLAIN = Sampling(_TOKENS)
 
 
@@ -62,9 +60,9 @@ async def measure(
     rng, widest = np.random.default_rng(0), max(bases.values(), key=lambda base: base.vocabulary)
     begun = [rng.integers(3, 256, _BEGIN).astype(np.int32) for _ in range(_ACTIONS)]  # bytes
     plain = await _sample(server, widest, begun)
-    last, gaps = max(int(own.ids.max()) for own in plain.sampled), {"": np.inf}
+    last = max(int(completion.ids.max()) for completion in plain.sampled)
     fit = {name: base for name, base in bases.items() if last < base.vocabulary}
-    gaps |= {name: proof.gap(*plain.both(base)) for name, base in fit.items()}
+    gaps = {"": np.inf} | {name: proof.gap(*plain.both(base)) for name, base in fit.items()}
     server.base = min(gaps, key=lambda name: gaps[name])
     if not gaps[server.base] < _FITS:
         sources = " or ".join(base.source for base in bases.values())
@@ -72,7 +70,7 @@ async def measure(
         why = f"{got} rounds too much (with experts, rounding changes routes: use --dtype float32)"
         raise _refused(server, f"expected a server of {sources}, got {why}")
     base = bases[server.base]
-    prompts = [np.concatenate([x, own.ids]) for x, own in zip(begun, plain.sampled, strict=True)]
+    prompts = [np.concatenate([x, c.ids]) for x, c in zip(begun, plain.sampled, strict=True)]
     plain = await _sample(server, base, prompts)
     server.precision = proof.precision(*plain.both(base))
     server.precision = max(await _adapter(server, base, plain, folders), server.precision)
@@ -91,10 +89,10 @@ async def _adapter(server: Server, base: SampledBase, plain: _Text, folders: Fol
     for deviation in 0.01 * 2.0 ** np.arange(11):
         if proof.gap(*plain.both(base, trained := _trained(base, deviation))) >= _MATTERS:
             break
-    one = {name: {part: x[0] for part, x in pair.items()} for name, pair in trained.items()}
-    with_experts = any(pair["a"].ndim > 3 for pair in one.values())
+    adapter = {name: {part: x[0] for part, x in pair.items()} for name, pair in trained.items()}
+    with_experts = any(pair["a"].ndim > 3 for pair in adapter.values())
     spellings = server.dialect.spellings if with_experts else (STACKED,)
-    name, folder = folders.write("measured", base, one, spellings)
+    name, folder = folders.write("measured", base, adapter, spellings)
     try:
         whys = dict[str, None]()
         for server.spelling in spellings:
@@ -102,28 +100,25 @@ async def _adapter(server: Server, base: SampledBase, plain: _Text, folders: Fol
                 break
             whys[why] = None
         else:
-            raise _refused(
-                server, f"it does not load an adapter: {'; '.join(whys)}; see extras/remote"
-            )
+            raise _refused(server, f"it does not load an adapter: {'; '.join(whys)}")
         text = await _sample(server, base, plain.prompts, adapter=name)
     finally:
         await server.unload(name)
         folders.delete(name)
-    own, none = text.both(base, trained), proof.gap(*text.both(base))
-    if not proof.misfit(*own, max(server.precision, _ROUNDING)) <= 1:
-        gap = proof.gap(*own)
-        what = "nothing" if none < _FITS else "not all it should"
-        does = f"an adapter that it loaded does {what}"
+    adapted, none = text.both(base, trained), proof.gap(*text.both(base))
+    if not proof.misfit(*adapted, max(server.precision, _ROUNDING)) <= 1:
+        gap, what = proof.gap(*adapted), "nothing" if none < _FITS else "not all it should"
         off = f"its log-probs are {gap:.2g} from those of the adapter, {none:.2g} from the base's"
-        raise _refused(server, f"{does}: {off}; look which matrices it adapts (--lora.targets)")
-    return proof.precision(*own)
+        why = f"an adapter that it loaded does {what}: {off}"
+        raise _refused(server, f"{why}; look which matrices it adapts (--lora.targets)")
+    return proof.precision(*adapted)
 
 
 def _trained(base: SampledBase, deviation: float) -> Matrices:
     """Adapters whose B has entries of this deviation."""
     drawn, rng = base.tools.draw(), np.random.default_rng(0)
-    b = {n: rng.normal(scale=deviation, size=own["b"].shape) for n, own in drawn.items()}
-    return {n: {"a": own["a"], "b": b[n].astype(np.float32)} for n, own in drawn.items()}
+    b = {n: rng.normal(scale=deviation, size=pair["b"].shape) for n, pair in drawn.items()}
+    return {n: {"a": pair["a"], "b": b[n].astype(np.float32)} for n, pair in drawn.items()}
 
 
 async def _sample(
@@ -135,9 +130,9 @@ async def _sample(
 ) -> _Text:
     """Samples an action for each prompt, which no token ends."""
     model = adapter or server.model, bool(adapter)
-    asked = [Ask(*model, x.tolist(), sampling, n, ()) for n, x in enumerate(prompts)]
+    asks = (Ask(*model, x.tolist(), sampling, n, ()) for n, x in enumerate(prompts))
     try:
-        return _Text(prompts, await asyncio.gather(*(server.ask(one, base) for one in asked)))
+        return _Text(prompts, await asyncio.gather(*(server.ask(ask, base) for ask in asks)))
     except NoAnswer as error:
         raise _refused(server, f"expected ids with log-probs, got none: {error}") from error
 

@@ -69,8 +69,8 @@ def precision(sampled: Logprobs, scored: Logprobs) -> float:
 
 def misfit(sampled: Logprobs, scored: Logprobs, precision: float, within: float = _WITHIN) -> float:
     """Distance of log-probs over the largest that noise explains."""
-    known, own = (np.concatenate([*x]) for x in (sampled, scored))
-    return rms((known - own) / _noise(own, precision)) / (within * (1 + 4 / len(own) ** 0.5))
+    sent, ours = (np.concatenate([*x]) for x in (sampled, scored))
+    return rms((sent - ours) / _noise(ours, precision)) / (within * (1 + 4 / len(ours) ** 0.5))
 
 
 def _noise(scored: np.ndarray, precision: float) -> np.ndarray:
@@ -93,12 +93,12 @@ def judge(
     worst = max(misfit(sampled, claimed, precision), worst)
     nearest, unproven, nearer = np.inf, 0, ""
     for name, scored in others.items():
-        known, own = (np.concatenate(x[: len(scored)]) for x in (sampled, claimed))
-        other, noise = np.concatenate([*scored]), _noise(own, precision)
-        if np.abs(own - other).max() < _SAME:
+        sent, ours = (np.concatenate(x[: len(scored)]) for x in (sampled, claimed))
+        other, noise = np.concatenate([*scored]), _noise(ours, precision)
+        if np.abs(ours - other).max() < _SAME:
             continue
-        if np.square((own - other) / noise).sum() < _APART**2:
+        if np.square((ours - other) / noise).sum() < _APART**2:
             unproven += 1
-        elif (distance := rms((known - other) / noise)) < min(nearest, rms((known - own) / noise)):
+        elif (distance := rms((sent - other) / noise)) < min(nearest, rms((sent - ours) / noise)):
             nearest, nearer = distance, name
     return Verdict(gap(sampled, claimed), nearer, worst, unproven)

@@ -14,6 +14,7 @@ from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Annotated, Any, NamedTuple, TypeVar
 
+import jax
 import numpy as np
 from pydantic import Field
 
@@ -111,9 +112,10 @@ class HttpSampler(Sampler):
         by_length = sorted(servers, key=lambda server: -server.context)
         contexts = {s.base: s.context for s in by_length if s.context}
         any_temperature, before_filters = map(all, zip(*kinds, strict=True))
-        how = {"policy_logprobs": before_filters, "any_temperature": any_temperature}
-        how |= {"repeats": False, "masks_choices": False, "streams": False}
-        return servers, Capabilities(contexts, settings.at_once * len(servers), **how)
+        return servers, Capabilities(
+            contexts, settings.at_once * len(servers), repeats=False, masks_choices=False,
+            policy_logprobs=before_filters, any_temperature=any_temperature, streams=False,
+        )  # fmt: skip
 
     @property
     def capabilities(self) -> Capabilities:
@@ -130,17 +132,14 @@ class HttpSampler(Sampler):
             RunFailed: no server of a base has them.
         """
         self._forget()
-        stacks = {
-            base: {n: {part: np.asarray(x) for part, x in pair.items()} for n, pair in own.items()}
-            for base, own in adapters.items()
-        }
+        stacks: dict[str, Matrices] = jax.tree.map(np.asarray, dict(adapters))
         places = dict[tuple[str, int], tuple[str, str]]()
-        for base, own in stacks.items():
+        for base, stack in stacks.items():
             spellings = {server.spelling for server in self.servers if server.base == base}
             for n, agent in enumerate(self._bases[base].adapters):
-                one = {name: {k: x[n] for k, x in pair.items()} for name, pair in own.items()}
+                adapter = {name: {k: x[n] for k, x in pair.items()} for name, pair in stack.items()}
                 label = f"{agent}-{version}"
-                places[base, n] = self._folders.write(label, self._bases[base], one, spellings)
+                places[base, n] = self._folders.write(label, self._bases[base], adapter, spellings)
         if version != self._given.version:
             self._before = dict(self._given.stacks or stacks)
         self._given = _Given(version, stacks, places)
@@ -153,8 +152,8 @@ class HttpSampler(Sampler):
 
     async def _load_on(self, server: Server) -> str:
         """Loads the adapters on a server, which else is left alone; returns why it has not."""
-        own = [place for (base, _), place in self._given.places.items() if base == server.base]
-        why = next(filter(None, [await server.load(*place) for place in own]), "")
+        places = [place for (base, _), place in self._given.places.items() if base == server.base]
+        why = next(filter(None, [await server.load(*place) for place in places]), "")
         server.down, server.loads = bool(why), server.loads + 1
         if why:
             LOGGER.warning("%s does not load adapters, and is left alone: %s", server.url, why)
@@ -173,36 +172,36 @@ class HttpSampler(Sampler):
 
     def step(self) -> Sequence[tuple[int, Completion]]:
         """Waits a moment for an answer; returns those that are there."""
-        found = list[tuple[int, Completion]]()
+        answered = list[tuple[int, Completion]]()
         while self._left:
             try:
-                ticket = self._done.get(block=not found, timeout=_LOOK_SECONDS)
+                ticket = self._done.get(block=not answered, timeout=_LOOK_SECONDS)
             except queue.Empty:
                 break
             if (future := self._left.pop(ticket, None)) is not None:
                 request, completion, server = future.result()
                 if server is not None:
-                    own = self._sampled[request.base, request.owner, server]
-                    own.append((request, completion))
-                    del own[:-_KEPT]
-                found.append((ticket, completion))
-        return found
+                    sampled = self._sampled[request.base, request.owner, server]
+                    sampled.append((request, completion))
+                    del sampled[:-_KEPT]
+                answered.append((ticket, completion))
+        return answered
 
     async def _answer(self, request: Request) -> _Sampled:
         """Has a request answered: by another server, or later, where one is gone or busy."""
         base, of_agent = self._bases[request.base], (request.base, request.owner)
         name, _ = self._given.places.get(of_agent, ("", ""))
         digest = hashlib.sha256(repr((self._seed, request.key)).encode()).digest()
-        seed, prompt = int.from_bytes(digest[:6], "big"), request.prompt.tolist()
+        wanted = request.prompt.tolist(), request.sampling, int.from_bytes(digest[:6], "big")
         why, again, server = "", set[Server](), None
         async with self._room:
             for wait_seconds in (*_WAITS, None):
                 server = self._choose(request, server)
                 loads = server.loads
-                how = prompt, request.sampling, seed, base.eos_ids
+                ask = Ask(name or server.model, bool(name), *wanted, base.eos_ids)
                 try:
-                    found = await server.ask(Ask(name or server.model, bool(name), *how), base)
-                    return request, found._replace(version=self._given.version), server
+                    completion = await server.ask(ask, base)
+                    return request, completion._replace(version=self._given.version), server
                 except NoAnswer as error:
                     why = f"{server.url}: {error}"
                     server.down |= error.kind == "gone"
@@ -224,8 +223,8 @@ class HttpSampler(Sampler):
     def _choose(self, request: Request, last: Server | None) -> Server:
         """Chooses the server that has the prefixes of agent and task, unless it is much busier
         than another one, or was the ``last`` that was asked."""
-        own = [server for server in self.servers if server.base == request.base]
-        there = [server for server in own if not server.down] or own
+        of_base = [server for server in self.servers if server.base == request.base]
+        there = [server for server in of_base if not server.down] or of_base
         there = [server for server in there if server is not last] or there
         stream, _, task, *_ = request.key
         usual = there[hash((request.owner, int(stream), task)) % len(there)]
@@ -259,13 +258,15 @@ class HttpSampler(Sampler):
         others = {f"agent {name}": n for n, name in enumerate(names) if n != owner}
         if owner >= 0:
             others |= {"the version before": len(names) + owner, "the base": -1}
-        lengths = np.cumsum([len(found.ids) for _, found in actions])
+        lengths = np.cumsum([len(completion.ids) for _, completion in actions])
         few = actions[: 1 + int((lengths < _PROVEN).sum())]
-        asked = [(owner, actions), *((n, few) for n in others.values())]
-        data = [(r.prompt, c.ids, n, r.sampling.temperature) for n, own in asked for r, c in own]
-        found = iter(self._bases[base].tools.score([now, self._before.get(base, now)], data))
-        claimed, *rest = [[next(found) for _ in own] for _, own in asked]
-        sent = [found.logprobs for _, found in actions]
+        sides = [(owner, actions), *((n, few) for n in others.values())]
+        data = [
+            (r.prompt, c.ids, n, r.sampling.temperature) for n, pairs in sides for r, c in pairs
+        ]
+        scores = iter(self._bases[base].tools.score([now, self._before.get(base, now)], data))
+        claimed, *rest = [[next(scores) for _ in pairs] for _, pairs in sides]
+        sent = [completion.logprobs for _, completion in actions]
         scored = dict(zip(others, rest, strict=True))
         coldest = min(request.sampling.temperature or 1.0 for request, _ in actions)
         return proof.judge(sent, claimed, scored, server.precision / min(coldest, 1.0))

@@ -51,12 +51,9 @@ class Server:
         self.model, self.context, self.base, self.precision = "", 0, "", 0.0
         self.spelling, self.loads, self.lock = STACKED, 0, asyncio.Lock()
         key = os.environ.get("SAMPLER_API_KEY", "").strip()
-        limits = {"max_connections": None, "max_keepalive_connections": None}
         self._client = httpx.AsyncClient(
             timeout=httpx.Timeout(seconds, connect=_CONNECT_SECONDS, pool=None),
-            transport=transport_to(
-                url, limits=httpx.Limits(**limits, keepalive_expiry=_KEPT_SECONDS)
-            ),
+            transport=transport_to(url, limits=httpx.Limits(keepalive_expiry=_KEPT_SECONDS)),
             headers={"Authorization": f"Bearer {key}"} if key else {},
         )
 
@@ -75,10 +72,8 @@ class Server:
             return [str(model["id"]) for model in listed if model.get("parent")]
         except Exception as error:
             got = one_line(repr(error), 100)
-            why = f"expected a server of {' or '.join(d.name for d in DIALECTS)}, got {got}"
-            raise BadInput(
-                f"--rollout.urls {self.url}: {why}; start it, or leave it out"
-            ) from error
+            why = f"expected a server of SGLang or vLLM, got {got}; start it, or leave it out"
+            raise BadInput(f"--rollout.urls {self.url}: {why}") from error
 
     async def ask(self, ask: Ask, base: SampledBase) -> Completion:
         """Has an action sampled; raises ``NoAnswer``."""
@@ -109,18 +104,18 @@ class Server:
         """Has an adapter forgotten; returns why it could not, or ""."""
         return await self._adapt("unload", {"lora_name": name})
 
-    async def _adapt(self, verb: str, how: dict[str, Any]) -> str:
+    async def _adapt(self, verb: str, body: dict[str, Any]) -> str:
         route = f"{self.dialect.adapters}/{verb}_lora_adapter"
         try:
-            answer = await self._post(route, how, timeout=_LOAD_SECONDS)
+            answer = await self._post(route, body, timeout=_LOAD_SECONDS)
         except NoAnswer as error:
             return str(error)
         told = f"status {answer.status_code}: {one_line(answer.text, 300)}"
         return "" if answer.is_success else told
 
-    async def _post(self, route: str, body: dict[str, Any], **how: Any) -> httpx.Response:
+    async def _post(self, route: str, body: dict[str, Any], **options: Any) -> httpx.Response:
         try:
-            return await self._client.post(self.url + route, json=body, **how)
+            return await self._client.post(self.url + route, json=body, **options)
         except httpx.HTTPError as error:
             gone = isinstance(error, httpx.ConnectError | httpx.ConnectTimeout)
             raise NoAnswer("gone" if gone else "busy", one_line(repr(error), 100)) from error
@@ -143,5 +138,6 @@ def completion_of(ids: Any, logprobs: Any, ask: Ask, base: SampledBase) -> Compl
         wanted = f"expected {most} ids, or ids up to an end"
         raise NoAnswer("wrong", f"{wanted}, got {n}: {ids[-8:]}")
     reason = "stop" if end is not None else "end" if ended else "length"
-    found = np.asarray(ids[:end], np.int32), np.asarray(numbers[:end], np.float32)
-    return Completion(*found, reason)
+    return Completion(
+        np.asarray(ids[:end], np.int32), np.asarray(numbers[:end], np.float32), reason
+    )
