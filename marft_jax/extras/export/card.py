@@ -52,7 +52,7 @@ def write(
         plays: ``client.py`` lies beside them.
     """
     config, adapted, team, profiles = facts.config, bool(base), facts.team, facts.blueprint.agents
-    shown = [own.prompt if team is None else team.system_of(i) for i, own in enumerate(profiles)]
+    shown = [x.prompt if team is None else team.system_of(i) for i, x in enumerate(profiles)]
     data = ModelCardData(
         library_name="peft" if adapted else "transformers",
         base_model=facts.base if _HUB_ID.fullmatch(facts.base) else None,  # else the hub refuses it
@@ -87,13 +87,13 @@ def lacking(team: Team, plays: bool) -> list[str]:
     Args:
         plays: ``client.py`` plays them, which asks for their formats.
     """
-    found = list[str]()
+    lacks = list[str]()
     for agent, profile in enumerate(team.profiles):
         if names := [tool.name for tool in team.tools_of(agent).tools]:
-            found.append(f"tools of {profile.name} ({', '.join(names)})")
+            lacks.append(f"tools of {profile.name} ({', '.join(names)})")
         if profile.form and not plays:
-            found.append(f"the format of {profile.name}'s texts (a JSON schema)")
-    return found
+            lacks.append(f"the format of {profile.name}'s texts (a JSON schema)")
+    return lacks
 
 
 def serve_command(base: str) -> str:
@@ -122,11 +122,11 @@ def metrics_at(run: Path, step: int, recorded: bool = False) -> Mapping[str, flo
         of_step = name.endswith("loss") if recorded else name in _METRICS
         return of_step or name.startswith("eval/")
 
-    found = dict[str, Any]()
+    newest = dict[str, Any]()
     for row in jsonlines.objects(run / "metrics.jsonl"):
-        if isinstance(own := row.get("step"), int) and own <= step:
-            found |= {k: v for k, v in row.items() if counts(k)}
-    return {name: value for name, value in found.items() if value is not None}
+        if isinstance(at := row.get("step"), int) and at <= step:
+            newest |= {k: v for k, v in row.items() if counts(k)}
+    return {name: value for name, value in newest.items() if value is not None}
 
 
 def _portable(source: str) -> str:

@@ -34,7 +34,7 @@ def play(
         return "\n".join(filled for line, filled in lines if filled or not line)
 
     for turn in plan["turns"]:
-        messages: Any = [{**own, "content": fill(own["content"])} for own in turn["messages"]]
+        messages: Any = [{**m, "content": fill(m["content"])} for m in turn["messages"]]
         completions = agents[turn["agent"]].chat.completions
         reply = completions.create(model=turn["agent"], messages=messages, **turn["sampling"])
         text = (reply.choices[0].message.content or "").strip()
@@ -48,21 +48,21 @@ def main() -> None:
     parser.add_argument("task")
     parser.add_argument("--url", nargs="+", default=["http://127.0.0.1:8000/v1"],
                         help="of the server, or of one for each base")  # fmt: skip
-    own = parser.parse_args()
+    flags = parser.parse_args()
     key = os.environ.get("OPENAI_API_KEY", "none")
     plan = json.loads(Path(__file__).with_name("turns.json").read_text("utf-8"))
     try:
         agents = {
             model.id: client
-            for client in (openai.OpenAI(base_url=url, api_key=key) for url in own.url)
+            for client in (openai.OpenAI(base_url=url, api_key=key) for url in flags.url)
             for model in client.models.list()
         }
         if missing := {turn["agent"] for turn in plan["turns"]} - agents.keys():
             sys.exit(f"expected a server of {', '.join(sorted(missing))}, got {[*agents]}")
-        for name, text in play(plan, own.task, agents):
+        for name, text in play(plan, flags.task, agents):
             print(f"{name}: {text}", flush=True)
     except openai.OpenAIError as error:
-        sys.exit(f"{' '.join(own.url)}: {error}")
+        sys.exit(f"{' '.join(flags.url)}: {error}")
 
 
 if __name__ == "__main__":

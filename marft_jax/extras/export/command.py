@@ -32,17 +32,18 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     parser.add_argument("--agent", metavar="NAME", help="merged: only this one")
     parser.add_argument("--push", metavar="OWNER/NAME", help="also upload it to the hub")
     with cli.boundary():
-        own, rest = parser.parse_known_args(argv)
-        check_local("--out", own.out)
-        flags = *rest, *_ANY_MACHINE
-        config = cli.parse_run(own.run, None, flags, "marft_jax.export", plays_tasks=False)
+        flags, rest = parser.parse_known_args(argv)
+        check_local("--out", flags.out)
+        words = *rest, *_ANY_MACHINE
+        config = cli.parse_run(flags.run, None, words, "marft_jax.export", plays_tasks=False)
         # after the settings are checked: JAX takes seconds to import
         from marft_jax.extras.export import hub
         from marft_jax.extras.export.exporting import export
 
-        if own.push is not None:
-            hub.repository(own.push, "--push")  # before anything is written
-        step = export(own.run, own.step, config, Path(own.out), own.format, own.agent)
-        if own.push is not None:
-            print(f"pushed: {hub.push(Path(own.out), own.push, step)}")
+        out = Path(flags.out)
+        if flags.push is not None:
+            hub.repository(flags.push, "--push")  # before anything is written
+        step = export(flags.run, flags.step, config, out, flags.format, flags.agent)
+        if flags.push is not None:
+            print(f"pushed: {hub.push(out, flags.push, step)}")
     sys.exit(0)

@@ -51,7 +51,7 @@ def export(
 
 
 def _write(models: TeamModels, run: str, step: str, out: Path, form: str, agent: str | None) -> int:
-    (_check_peft if form == "peft" else _check_merged)(models)
+    _check(models, form)
     state = restore_state(models, run, step)
     sources = ", ".join(_portable(base.source) for base in models.bases.values())
     facts = card.Facts(run, int(state.step), models.config, models.blueprint, sources, models.team)
@@ -67,30 +67,29 @@ def _write(models: TeamModels, run: str, step: str, out: Path, form: str, agent:
     text = f"{run}, step {int(state.step)}: {', '.join(map(str, written))}"
     console.print(printable(text), markup=False)
     plays = form == "peft" and turns.is_static(models.team)
+    remarks = list[str]()
     if lacks := card.lacking(models.team, plays):
-        console.print(printable(_LACKS.format("; ".join(lacks))), markup=False)
+        remarks.append(_LACKS.format("; ".join(lacks)))
     if form == "peft" and not plays:
         serve = card.serve_command(_portable(models.config.model.base))
-        console.print(printable(f"only marft_jax plays this team: in {out}, {serve}"), markup=False)
+        remarks.append(f"only marft_jax plays this team: in {out}, {serve}")
     if form == "peft" and "experts" in models.config.lora.targets:
-        console.print(_EXPERTS)
+        remarks.append(_EXPERTS)
+    for line in remarks:
+        console.print(printable(line), markup=False)
     return facts.step
 
 
-def _check_merged(models: TeamModels) -> None:
-    """Raises BadInput where a file cannot hold what was adapted."""
+def _check(models: TeamModels, form: str) -> None:
+    """Raises BadInput where a file cannot hold what was adapted, or peft's loaders lack it."""
+    targets = models.config.lora.targets
     for base in models.bases.values():
-        if lora.UNEMBED in models.config.lora.targets and base.config.tie_embeddings:
+        if form == "merged" and lora.UNEMBED in targets and base.config.tie_embeddings:
             raise BadInput(
                 f"--format merged: {base.source} has one matrix for embeddings and logits, and the "
                 "adapters are of logits alone; use --format peft"
             )
-
-
-def _check_peft(models: TeamModels) -> None:
-    """Raises BadInput where peft's loaders lack the matrices that were adapted."""
-    for base in models.bases.values():
-        if names := peft.unnamed(base.config.files, models.config.lora.targets):
+        if form == "peft" and (names := peft.unnamed(base.config.files, targets)):
             raise BadInput(
                 f"--format peft: the checkpoint of {base.source} has other matrices than "
                 f"{', '.join(names)}, so that peft cannot name them; use --format merged"
@@ -131,7 +130,7 @@ def _all_or_nothing(out: Path) -> Iterator[Path]:
 
 
 def _for_everyone(folder: Path) -> None:
-    """Gives files an ordinary program's modes: safetensors keeps its own to their owner."""
+    """Gives files the modes of an ordinary program; safetensors lets only the owner read its."""
     mode = stat.S_IMODE(folder.stat().st_mode)
     for path in folder.rglob("*"):
         path.chmod(mode if path.is_dir() else mode & 0o666)
@@ -151,7 +150,7 @@ def _as_peft(
     out: Path, models: TeamModels, adapters: Mapping[str, lora.Adapters], facts: card.Facts
 ) -> None:
     """Writes a folder per adapter and the team's file; what they name lies beside them. With
-    several bases the adapters of each are in a folder of its own."""
+    several bases there is a folder for the adapters of each."""
     team, blueprint = models.team, facts.blueprint
     places = [*zip(team.bases, team.owners, strict=True)]
     folders: dict[str, list[str]] = {}
@@ -166,7 +165,7 @@ def _as_peft(
             folder, alpha = team.folder_of(on, n), models.config.lora.alpha
             of_model = inside, model.config.layers_with, dict(model.config.spelling)
             peft.publish(out / folder, _of(n, adapters[on]), alpha, source, *of_model)
-            folders[folder] = [team.names[i] for i, own in enumerate(places) if own == (on, n)]
+            folders[folder] = [team.names[i] for i, x in enumerate(places) if x == (on, n)]
     servers = [card.serve_command(_portable(models.config.model.base))]
     if "experts" not in models.config.lora.targets:
         servers += _vllm_commands(out, models, dict(zip(models.bases, loaded, strict=True)))
@@ -190,16 +189,16 @@ def _vllm_commands(
     out: Path, models: TeamModels, loaded: Mapping[str, tuple[str, str]]
 ) -> list[str]:
     """Writes the chat template of each base; the command with which vLLM serves its agents."""
-    found, team = list[str](), models.team
+    commands, team = list[str](), models.team
     for on, (source, _) in loaded.items():
         if source.lower().endswith(".gguf"):
             continue
-        agents = [agent for agent, own in enumerate(team.bases) if own == on]
+        agents = [agent for agent, base in enumerate(team.bases) if base == on]
         adapters = {team.names[i]: team.folder_of(on, team.owners[i]) for i in agents}
         template = folder_of("chat_template.jinja", on, several=len(loaded) > 1)
         (out / template).write_text(team.tokenizers[agents[0]].template(), encoding="utf-8")
-        found.append(card.vllm_command(source, template, adapters, models.config.lora.rank))
-    return found
+        commands.append(card.vllm_command(source, template, adapters, models.config.lora.rank))
+    return commands
 
 
 def _served(config: config_lib.Config, bases: int) -> str:
@@ -230,9 +229,8 @@ def _as_merged(
         drawn = {"do_sample": sampling.temperature > 0, "max_new_tokens": sampling.max_new_tokens}
         if sampling.temperature > 0:
             drawn |= {k: getattr(sampling, k) for k in ("temperature", "top_p", "top_k", "min_p")}
-        scale = settings.alpha / settings.rank
         huggingface.write_model(
-            out / name, models.bases[on], _of(owner, adapters[on]), scale, drawn,
-            report=lambda: progress(next(done), total),
+            out / name, models.bases[on], _of(owner, adapters[on]), settings.alpha / settings.rank,
+            drawn, report=lambda: progress(next(done), total),
         )  # fmt: skip
-    card.write(out, facts, {one[0]: [one[0]] for one in wanted})
+    card.write(out, facts, {name: [name] for name, *_ in wanted})

@@ -87,8 +87,8 @@ def write_model(
         tensors = {}
         for name in names:
             paths = stored[name].paths
-            own = [merge(path, tensor(path), factors, places, scale) for path in paths]
-            tensors[name] = stored[name].join(own)
+            parts = [merge(path, tensor(path), factors, places, scale) for path in paths]
+            tensors[name] = stored[name].join(parts)
             report()
         save_file(tensors, folder / file, metadata={"format": "pt"})
     if plan.is_sharded:
@@ -142,7 +142,7 @@ def merge(
 
 
 def loader_of(source: str) -> str:
-    """Names the class of transformers that loads a base, and with it the model's own class."""
+    """Names the class of transformers that loads a base."""
     return "AutoModelForImageTextToText" if sees_images(source) else "AutoModelForCausalLM"
 
 
@@ -151,14 +151,13 @@ def config_json(config: DecoderConfig) -> dict[str, Any]:
     [mixer, *_] = sorted(config.attentions, key=lambda m: (m.rope_scaling == NO_ROTATION, m.window))
     [mlp, *_] = [layer.mlp for layer in config.layers if isinstance(layer.mlp, DenseConfig)]
     name = next(name for name, fits in _NAMES.items() if fits(config, mixer))
-    rope: dict[str, Any] = {"rope_type": "default"}
+    rope: dict[str, Any] = {"rope_type": "default", "rope_theta": mixer.rope_theta}
     if scaling := mixer.rope_scaling:
-        rope = {"rope_type": scaling.kind, "factor": scaling.factor}
+        rope |= {"rope_type": scaling.kind, "factor": scaling.factor}
         if scaling.kind == "llama3":
             rope["low_freq_factor"] = scaling.low_freq_factor
             rope["high_freq_factor"] = scaling.high_freq_factor
             rope["original_max_position_embeddings"] = scaling.original_max_position
-    rope["rope_theta"] = mixer.rope_theta
     [narrow, *_] = [m for m in config.attentions if m.window] or [mixer]
     if narrow.rope_theta != mixer.rope_theta:
         local = {"rope_type": "default", "rope_theta": narrow.rope_theta}
@@ -168,7 +167,7 @@ def config_json(config: DecoderConfig) -> dict[str, Any]:
         "model_type": "gemma3_text" if name == "Gemma3" else name.lower(),
         **sizes_of(config),
         **(_windows(config, name) if config.window else {}),
-        **(_OWN[name](config, mixer) if name in _OWN else {}),
+        **(_MORE[name](config, mixer) if name in _MORE else {}),
         "hidden_activation" if name.startswith("Gemma") else "hidden_act": mlp.activation,
         "rms_norm_eps": config.norm_eps,
         "rope_parameters": rope,
@@ -211,7 +210,7 @@ def _granite(config: DecoderConfig, mixer: AttentionConfig) -> dict[str, Any]:
     }
 
 
-_OWN = {"Gemma2": _gemma, "Gemma3": _gemma, "SmolLM3": _smollm3, "Granite": _granite}
+_MORE = {"Gemma2": _gemma, "Gemma3": _gemma, "SmolLM3": _smollm3, "Granite": _granite}
 
 
 def _windows(config: DecoderConfig, name: str) -> dict[str, Any]:

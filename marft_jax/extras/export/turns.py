@@ -24,7 +24,7 @@ def write(folder: Path, team: Team, temperature: float) -> None:
     turns = [
         {
             "agent": team.names[agent],
-            "messages": [{**own, "content": _pattern(own["content"], n)} for own in messages],
+            "messages": [{**m, "content": _pattern(m["content"], n)} for m in messages],
             "sampling": _sampling(team.sampling[agent], temperature, team.profiles[agent].format),
         }
         for n, (agent, messages) in enumerate(script)
@@ -50,14 +50,14 @@ def _pattern(text: str, turns: int) -> str:
     return text
 
 
-def _sampling(own: Sampling, temperature: float, schema: Any) -> dict[str, Any]:
+def _sampling(sampling: Sampling, temperature: float, schema: Any) -> dict[str, Any]:
     """Arguments of ``chat.completions.create``."""
     form = {"type": "json_schema", "json_schema": {"name": "text", "schema": schema}}
     return {
         "temperature": temperature,
-        "max_tokens": own.max_new_tokens,
-        "top_p": own.top_p,
-        **({"stop": list(own.stop)} if own.stop else {}),
+        "max_tokens": sampling.max_new_tokens,
+        "top_p": sampling.top_p,
+        **({"stop": list(sampling.stop)} if sampling.stop else {}),
         **({"response_format": form} if schema else {}),
-        "extra_body": {"top_k": own.top_k, "min_p": own.min_p},
+        "extra_body": {"top_k": sampling.top_k, "min_p": sampling.min_p},
     }
