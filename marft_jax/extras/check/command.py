@@ -38,21 +38,19 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     parser.add_argument("--data", nargs="+", default=[], help="files or hub ids to show")
     parser.add_argument("--base", default="tiny", help="model whose tokens are counted")
     with cli.boundary():
-        own, rest = parser.parse_known_args(argv)
-        if own.data:
-            _show(own.data, own.base, rest)
+        flags, rest = parser.parse_known_args(argv)
+        if flags.data:
+            _show(flags.data, flags.base, rest)
             sys.exit(0)
         if not rest or rest[0].startswith("-"):
             parser.error(f"expected package.module:Class, or --data FILE, got {' '.join(rest)!r}")
-        options = ["--env.options", *own.options] if own.options else []
+        options = ["--env.options", *flags.options] if flags.options else []
         env = cli.parse(["--env.name", *rest, *options], prog="marft_jax.check").env
         create = make(env, "train").create
-        problems, remarks = check(create, own.episodes, own.steps, own.seconds, own.agents)
+        problems, remarks = check(create, flags.episodes, flags.steps, flags.seconds, flags.agents)
     faults = (f"wrong: {one_line(problem, _LONGEST)}" for problem in problems)
-    print(*map(printable, remarks), *faults, sep="\n")
-    print(
-        f"{printable(rest[0])}: " + (f"{len(problems)} things are wrong" if problems else "sound")
-    )
+    verdict = f"{len(problems)} things are wrong" if problems else "sound"
+    print(*map(printable, remarks), *faults, f"{printable(rest[0])}: {verdict}", sep="\n")
     sys.exit(1 if problems else 0)
 
 
@@ -85,24 +83,24 @@ def preview(
     Raises:
         BadInput: the source cannot be read; or, after all lines, it has no task.
     """
-    found = sift(source, env)
-    rejected = [*found.bad, *found.left_out]
-    passed = found.rows - len(found.tasks) - len(rejected)
-    counts = f"{found.rows} rows, {len(found.tasks)} tasks, {len(rejected)} left out"
+    sifted = sift(source, env)
+    rejected = [*sifted.bad, *sifted.left_out]
+    passed = sifted.rows - len(sifted.tasks) - len(rejected)
+    counts = f"{sifted.rows} rows, {len(sifted.tasks)} tasks, {len(rejected)} left out"
     yield f"{source}: {counts}" + (f", {passed} do not fit --env.filters" if passed else "")
-    for task in found.tasks[:_SHOWN]:
+    for task in sifted.tasks[:_SHOWN]:
         yield f"  question: {one_line(task.question)}"
         yield f"  answer:   {one_line(str(task.answer))}"
         yield from (f"  {line}" for line in env.tried(task))
-    if found.instructed:
-        yield f"{found.instructed} tasks have a system message, which stands above the question"
-    yield from _lengths(found.tasks, base, length)
+    if sifted.instructed:
+        yield f"{sifted.instructed} tasks have a system message, which stands above the question"
+    yield from _lengths(sifted.tasks, base, length)
     yield from (f"left out: {one_line(why)}" for why in rejected[:_FAULTS])
     if more := rejected[_FAULTS:]:
         yield f"left out: {len(more)} more"
-    if not found.rows:
+    if not sifted.rows:
         raise BadInput(f"{source}: expected rows, got none")
-    if not found.tasks:
+    if not sifted.tasks:
         fix = "name the fields (--env.question_field, --env.answer_field) or see --env.filters"
         raise BadInput(f"{source}: expected rows that are tasks, got {counts}; {fix}")
 

@@ -174,8 +174,10 @@ def extract(text: str) -> str:
     """
     blocks = list(_blocks(text))
     python = [code for name, code in blocks if name in _PYTHON]
-    found = python or [code for _, code in blocks]
-    return textwrap.dedent(found[-1]) if found and found[-1].strip() else "" if found else text
+    programs = python or [code for _, code in blocks]
+    if not programs:
+        return text
+    return textwrap.dedent(programs[-1]) if programs[-1].strip() else ""
 
 
 def _blocks(text: str) -> Iterator[tuple[str, str]]:
@@ -201,8 +203,8 @@ def _blocks(text: str) -> Iterator[tuple[str, str]]:
 
 
 def _closing(pattern: re.Pattern[str], text: str, start: int, fence: str) -> re.Match[str] | None:
-    found = pattern.finditer(text, start)
-    return next((match for match in found if len(match["fence"] or "") >= len(fence)), None)
+    matches = pattern.finditer(text, start)
+    return next((match for match in matches if len(match["fence"] or "") >= len(fence)), None)
 
 
 def alternatives(program: str, starter: str) -> list[str]:

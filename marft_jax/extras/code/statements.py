@@ -66,11 +66,11 @@ def requirements(
         classes: which of the names are classes. Without names: the capitalised ones.
     """
     codes = [_Code(text) for text in (prelude, *tests)]
-    own = _BUILT_IN.union(*(code.functions | code.imports | code.variables for code in codes))
+    defined = _BUILT_IN.union(*(code.functions | code.imports | code.variables for code in codes))
     used: set[str] = set()
     asked: set[str] = set(names or ())
     for code in codes:
-        undefined = [node for node in code.names if node.id not in own]
+        undefined = [node for node in code.names if node.id not in defined]
         used |= {node.id for node in undefined}
         free = {n.id for n in undefined if id(n) not in code.inner or n.id != n.id.lower()}
         if names is None:
@@ -121,7 +121,7 @@ class _Code:
         }
         given = {node.id for node in self.names if id(node) in kept}
         theirs |= {id(node) for node in self.names if node.id in given}
-        fine = {id(call.func) for call in calls}  # callees, and arguments of own functions
+        fine = {id(call.func) for call in calls}  # callees, and arguments of the tests' functions
         for call in calls:
             arguments = [*call.args, *(keyword.value for keyword in call.keywords)]
             if id(call) not in theirs:

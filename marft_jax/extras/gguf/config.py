@@ -69,10 +69,8 @@ def read_config(file: GGUF) -> DecoderConfig:
 def _read_config(file: GGUF) -> DecoderConfig:
     arch, source, tensors = file.architecture, str(file.path), file.tensors
     if arch not in ARCHITECTURES:
-        raise BadInput(
-            f"{source}: GGUF architecture {arch!r} is not supported; "
-            f"supported: {', '.join(ARCHITECTURES)}"
-        )
+        known = ", ".join(ARCHITECTURES)
+        raise BadInput(f"{source}: GGUF architecture {arch!r} is not supported; supported: {known}")
     if "token_embd.weight" not in tensors:
         raise BadInput(f"{source}: tensor 'token_embd.weight' is missing")
     family = ARCHITECTURES[arch]
@@ -112,14 +110,14 @@ def _size(file: GGUF, key: str) -> Any:
 def _settings(file: GGUF, family: families.Family, sizes: Mapping[str, int]) -> Mapping[str, Any]:
     """What the file says in the spelling of config.json, for the family to read."""
     known = ((hf, file.get(key)) for hf, key in _KEYS.items())
-    found = {hf: value for hf, value in known if value is not None}
-    found["sliding_window"] = file.get("attention.sliding_window", 0)
-    if isinstance(pattern := found.get("sliding_window_pattern"), list):
+    settings = {hf: value for hf, value in known if value is not None}
+    settings["sliding_window"] = file.get("attention.sliding_window", 0)
+    if isinstance(pattern := settings.get("sliding_window_pattern"), list):
         kinds = {True: "sliding_attention", False: "full_attention"}
-        found["layer_types"] = [kinds[bool(slides)] for slides in pattern]
-    own = {hf: sizes[ours] for ours, hf in config_json.SIZES.items()}
+        settings["layer_types"] = [kinds[bool(slides)] for slides in pattern]
+    named = {hf: sizes[ours] for ours, hf in config_json.SIZES.items()}
     more = _MORE[file.architecture](file, sizes) if file.architecture in _MORE else {}
-    return family.usual({**family.defaults, **own, **found, **more})
+    return family.usual({**family.defaults, **named, **settings, **more})
 
 
 def _gemma(file: GGUF, sizes: Mapping[str, int]) -> dict[str, Any]:
@@ -181,17 +179,13 @@ def _refuse_unsupported(
     widths["attention.value_length"] = head_dim
     if "partial_rotary_factor" not in family.defaults:
         widths["rope.dimension_count"] = head_dim
+    experts = family.build is families.dense and get("expert_count", 0)
+    other = scaling not in ("none", "linear", "yarn")
     refused = {
-        "expert_count": (
-            family.build is families.dense and get("expert_count", 0),
-            "0 (no mixture of experts)",
-        ),
+        "expert_count": (experts, "0 (no mixture of experts)"),
         "attention.sliding_window": (narrow, "none, or at least the context length"),
         **{key: (get(key, width) != width, width) for key, width in widths.items()},
-        "rope.scaling.type": (
-            scaling not in ("none", "linear", "yarn"),
-            "none, linear, yarn, or Llama 3's rope_freqs tensor",
-        ),
+        "rope.scaling.type": (other, "none, linear, yarn, or Llama 3's rope_freqs tensor"),
         **{key: (get(key), "none") for key in _NO_YARN},
         **{key: (key not in family.defaults and get(key), "none") for key in families.SOFT_CAPS},
     }
@@ -214,9 +208,9 @@ def _rope_scaling(
         return _scaling_by_divisors(divisors, head_dim // 2, theta, file.path)
     if kind == "none":
         return None
-    found = {hf: file.get(key) for hf, key in _YARN.items()}
+    yarn = {hf: file.get(key) for hf, key in _YARN.items()}
     usual = family.defaults.get("rope_parameters", {})
-    return rope_scaling({**usual, "rope_type": kind, "factor": factor, **found}, {}, str(file.path))
+    return rope_scaling({**usual, "rope_type": kind, "factor": factor, **yarn}, {}, str(file.path))
 
 
 def _scaling_by_divisors(

@@ -58,7 +58,7 @@ class GGUF(NamedTuple):
 class _Reader(GGUFReader):
     """Reads no header that is larger than any model's, and nothing past the end of the file.
 
-    The package's own ``_get`` makes a view of a map for each value, which takes three times as
+    The ``_get`` of the package makes a view of a map for each value, which takes three times as
     long, and silently returns less where the file ends.
     """
 
@@ -87,9 +87,7 @@ def open_gguf(path: Path) -> GGUF:
         reader = _Reader(path)
         metadata = {name: field.contents() for name, field in reader.fields.items()}
         if metadata.get("split.count", 0) > 1:
-            raise BadInput(
-                f"{path}: one part of several; join them with llama.cpp's gguf-split --merge"
-            )
+            raise BadInput(f"{path}: one part of several; join them with gguf-split --merge")
         tensors = {tensor.name: tensor for tensor in reader.tensors}
         return GGUF(path, metadata, tensors, int(reader.data_offset))
 

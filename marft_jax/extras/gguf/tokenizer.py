@@ -52,6 +52,6 @@ def _special_id(metadata: Mapping[str, Any], name: str) -> int | None:
 def _templates(metadata: Mapping[str, Any]) -> str | dict[str, str] | None:
     """The chat template; where there are several, all by their names, as in a model's folder."""
     key = "tokenizer.chat_template"
-    found = {"default": metadata[key]} if key in metadata else {}
-    found |= {k.removeprefix(f"{key}."): metadata[k] for k in metadata if k.startswith(f"{key}.")}
-    return found if len(found) > 1 else next(iter(found.values()), None)
+    named = {k.removeprefix(f"{key}."): metadata[k] for k in metadata if k.startswith(f"{key}.")}
+    templates = ({"default": metadata[key]} if key in metadata else {}) | named
+    return templates if len(templates) > 1 else next(iter(templates.values()), None)

@@ -79,10 +79,8 @@ def from_gguf(metadata: Mapping[str, Any], source: str) -> Tokenizer:
 
     kind, tokens = get("model"), get("tokens")
     if kind not in ("gpt2", "llama", "gemma4") or not tokens:
-        raise BadInput(
-            f"{source}: GGUF tokenizer model {kind!r} is not supported; supported: gpt2, llama, "
-            "gemma4"
-        )
+        known = "supported: gpt2, llama, gemma4"
+        raise BadInput(f"{source}: GGUF tokenizer model {kind!r} is not supported; {known}")
     types = get("token_type") or [NORMAL] * len(tokens)
     merges = [(left, right) for left, _, right in (x.partition(" ") for x in get("merges", []))]
     if kind == "gemma4":
@@ -91,10 +89,8 @@ def from_gguf(metadata: Mapping[str, Any], source: str) -> Tokenizer:
         merges = _merges(tokens, get("scores") or [-float(i) for i in range(len(tokens))], types)
         return _sentencepiece(tokens, merges, types, bool(get("add_space_prefix", True)))
     if (cut := _CUTS.get(get("pre", "?"))) is None:
-        raise BadInput(
-            f"{source}: GGUF pre-tokenizer {get('pre')!r} is not supported; "
-            f"supported: {', '.join(_CUTS)}"
-        )
+        known = f"supported: {', '.join(_CUTS)}"
+        raise BadInput(f"{source}: GGUF pre-tokenizer {get('pre')!r} is not supported; {known}")
     return _byte_level(tokens, merges, types, cut)
 
 
@@ -108,8 +104,9 @@ def _sentencepiece(
     """
     unknown = tokens[types.index(UNKNOWN)] if UNKNOWN in types else None
     ids = _ids(tokens, merges, types)
-    how = dict[str, Any](unk_token=unknown, fuse_unk=True, byte_fallback=BYTE in types)
-    tokenizer = Tokenizer(models.BPE(ids, merges, **how))
+    tokenizer = Tokenizer(
+        models.BPE(ids, merges, unk_token=unknown, fuse_unk=True, byte_fallback=BYTE in types)
+    )
     steps: list[Any] = [normalizers.Prepend(_SPACE)] if prefix else []
     tokenizer.normalizer = normalizers.Sequence([*steps, normalizers.Replace(" ", _SPACE)])
     back = [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
@@ -158,17 +155,14 @@ def _ids(
 ) -> dict[str, int]:
     """Ids of the tokens; llama.cpp fills rows without a token with unused names (``[PAD7]``)."""
     merged = {text for left, right in merges for text in (left, right, left + right)}
-    own = enumerate(zip(tokens, types, strict=True))
-    return {token: i for i, (token, kind) in own if kind != UNUSED or token in merged}
+    pairs = enumerate(zip(tokens, types, strict=True))
+    return {token: i for i, (token, kind) in pairs if kind != UNUSED or token in merged}
 
 
 def _add_special(tokenizer: Tokenizer, tokens: Sequence[str], types: Sequence[int]) -> None:
     """Tokens that are found in text before anything else; the special ones vanish in decoding."""
     special = {CONTROL: True, UNKNOWN: True, USER_DEFINED: False}
+    pairs = [pair for pair in zip(tokens, types, strict=True) if pair[1] in special]
     tokenizer.add_tokens(
-        [
-            AddedToken(token, special=special[kind], normalized=False)
-            for token, kind in zip(tokens, types, strict=True)
-            if kind in special
-        ]
+        [AddedToken(token, special=special[kind], normalized=False) for token, kind in pairs]
     )

@@ -57,7 +57,7 @@ class Lock:
     Args:
         store: returns the file system that is open now.
         folder: where the objects are.
-        own: local folder with a file that names it. Starts on one folder exclude each other by a
+        local: local folder with a file that names it. Starts on one folder exclude each other by a
             lock of the operating system, so none of them waits for an earlier one.
         run: the address, for messages.
 
@@ -66,9 +66,9 @@ class Lock:
             there are none.
     """
 
-    def __init__(self, store: Callable[[], Any], folder: str, own: Path, run: str) -> None:
+    def __init__(self, store: Callable[[], Any], folder: str, local: Path, run: str) -> None:
         self._store, self._folder, self._run = store, folder, run
-        if not (token := own / "owner").exists():
+        if not (token := local / "owner").exists():
             jsonlines.write(token, [uuid.uuid4().hex])
         host = socket.gethostname()
         mine = f"{host} {token.read_text('utf-8').strip()}"

@@ -136,8 +136,9 @@ class Mirror(RunStorage):
         """Opens the store without caches: others write there, and credentials change."""
         kind = fsspec.get_filesystem_class(self._address.partition(":")[0])
         logging.getLogger(kind.__module__.partition(".")[0]).setLevel(logging.CRITICAL)
-        how = dict(skip_instance_cache=True, use_listings_cache=False)
-        self._fs, self._root = fsspec.core.url_to_fs(self._address, **how)
+        self._fs, self._root = fsspec.core.url_to_fs(
+            self._address, skip_instance_cache=True, use_listings_cache=False
+        )
 
     @contextlib.contextmanager
     def _refusing(self, wanted: str) -> Iterator[None]:
@@ -145,14 +146,14 @@ class Mirror(RunStorage):
             yield
         except BadInput:
             raise
-        except Exception as error:  # each store has its own
-            how = "check the address, the credentials and their rights"
+        except Exception as error:  # each store has other kinds
+            fix = "check the address, the credentials and their rights"
             if isinstance(error, ImportError):
-                how = 'pip install -e ".[storage]", which opens s3:// and gs://'
+                fix = 'pip install -e ".[storage]", which opens s3:// and gs://'
             got = one_line(described(error), 200)
             raise BadInput(
                 f"{self._address}: expected object storage {wanted}, as s3://BUCKET/PATH or "
-                f"gs://BUCKET/PATH, got {got}; {how}"
+                f"gs://BUCKET/PATH, got {got}; {fix}"
             ) from error
 
     def _try(self, call: Callable[[], _T]) -> _T:
@@ -162,22 +163,24 @@ class Mirror(RunStorage):
             FileNotFoundError: there is no such object.
             RunFailed: it failed again.
         """
-        for again in (True, False):
-            try:
-                return call()
-            except FileNotFoundError:
-                raise
-            except Exception as error:
-                if not again:
-                    got = one_line(described(error), 200)
-                    raise RunFailed(
-                        f"{self._address}: object storage fails ({got}); what is not saved there "
-                        f"is in {self.path}; checkpoints that were saved stay loadable: give "
-                        "access, and start again to continue from them"
-                    ) from error
+        try:
+            return call()
+        except FileNotFoundError:
+            raise
+        except Exception:
             with contextlib.suppress(Exception):
                 self._open()
-        raise AssertionError
+        try:
+            return call()
+        except FileNotFoundError:
+            raise
+        except Exception as error:
+            got = one_line(described(error), 200)
+            raise RunFailed(
+                f"{self._address}: object storage fails ({got}); what is not saved there is in "
+                f"{self.path}; checkpoints that were saved stay loadable: give access, and start "
+                "again to continue from them"
+            ) from error
 
     def _check_owner(self) -> None:
         if self._lock is not None and (who := self._try(self._lock.taken_by)):
@@ -191,10 +194,10 @@ class Mirror(RunStorage):
 
     def _list(self) -> dict[str, int]:
         """Returns the size of each object of the run by its name."""
-        found = self._fs.find(self._root, detail=True)
-        names = {path[len(self._at("")) :]: info for path, info in found.items()}
-        own = re.compile(r"(?!lock/|/)(?!(.*/)?\.\.?/).*[^/]")  # none that leads elsewhere
-        return {name: info["size"] for name, info in names.items() if own.fullmatch(name)}
+        objects = self._fs.find(self._root, detail=True)
+        sizes = {path[len(self._at("")) :]: info["size"] for path, info in objects.items()}
+        inside = re.compile(r"(?!lock/|/)(?!(.*/)?\.\.?/).*[^/]")  # none that leads elsewhere
+        return {name: size for name, size in sizes.items() if inside.fullmatch(name)}
 
     def _is_whole(self, name: str) -> bool:
         """True for a file that no checkpoint has, and for one of a checkpoint that exists."""

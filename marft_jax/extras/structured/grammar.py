@@ -103,8 +103,8 @@ def _fault(form: str, rest: bool) -> str:
     for whole in (part for part in parts if isinstance(part, dict)):
         named = {key: whole[key] for key in _DEFINED if key in whole}
         for path, schema in _schemas(whole):
-            if own := _invalid(json.dumps(named | schema), rest):
-                return f"{path}: {own}"
+            if inner := _invalid(json.dumps(named | schema), rest):
+                return f"{path}: {inner}"
     return fault
 
 
@@ -124,14 +124,14 @@ _LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
 
 def _schemas(schema: dict[str, Any], path: str = "#") -> Iterator[tuple[str, dict[str, Any]]]:
     """A schema and those in it, with their paths; inner ones come first."""
-    for key, own in schema.items():
+    for key, value in schema.items():
         inner: Any = ()
-        if key in _MAPS and isinstance(own, dict):
-            inner = own.items()
-        elif key in _LISTS and isinstance(own, list):
-            inner = enumerate(own)
+        if key in _MAPS and isinstance(value, dict):
+            inner = value.items()
+        elif key in _LISTS and isinstance(value, list):
+            inner = enumerate(value)
         elif key in ("items", "additionalProperties"):
-            inner = [("", own)]
+            inner = [("", value)]
         for name, part in inner:
             if isinstance(part, dict):  # not true or false
                 yield from _schemas(part, f"{path}/{key}/{name}".removesuffix("/"))
@@ -151,15 +151,15 @@ def _rest(schema: dict[str, Any]) -> Iterator[str]:
     """Keywords that no grammar holds, and that a whole text can be checked for."""
     if schema.get("uniqueItems") is True:
         yield "uniqueItems"
-    if isinstance(own := schema.get("pattern"), str) and not _holds("pattern", own):
+    if isinstance(pattern := schema.get("pattern"), str) and not _holds("pattern", pattern):
         with contextlib.suppress(re.error):
-            re.compile(own)
+            re.compile(pattern)
             yield "pattern"
 
 
 @functools.lru_cache(maxsize=64)
 def _has_rest(form: str) -> bool:
-    return any(any(_rest(own)) for _, own in _schemas(_schema_of(form)))
+    return any(any(_rest(schema)) for _, schema in _schemas(_schema_of(form)))
 
 
 def _schema_of(form: str) -> dict[str, Any]:
@@ -171,13 +171,13 @@ def _schema_of(form: str) -> dict[str, Any]:
 
 def _for_grammar(schema: dict[str, Any], rest: bool) -> dict[str, Any]:
     """A schema without keywords that ask for nothing, and without the rest."""
-    for _, own in _schemas(schema := copy.deepcopy(schema)):
-        if isinstance(name := own.get("format"), str) and not _holds("format", name):
-            del own["format"]
-        if own.get("uniqueItems") is False:
-            del own["uniqueItems"]
-        for keyword in [*_rest(own)] if rest else ():
-            del own[keyword]
+    for _, inner in _schemas(schema := copy.deepcopy(schema)):
+        if isinstance(name := inner.get("format"), str) and not _holds("format", name):
+            del inner["format"]
+        if inner.get("uniqueItems") is False:
+            del inner["uniqueItems"]
+        for keyword in [*_rest(inner)] if rest else ():
+            del inner[keyword]
     return schema
 
 

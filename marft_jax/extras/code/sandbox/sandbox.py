@@ -88,8 +88,8 @@ class Sandbox:
         value as JSON.
         """
         with self._runners.borrow() as worker:
-            given = values.dump(arguments)
-            self._begin(worker, seconds, "call", program, name=name, arguments=given)
+            dumped = values.dump(arguments)
+            self._begin(worker, seconds, "call", program, name=name, arguments=dumped)
             outcome, sent = _end(worker, seconds)
         return outcome._replace(output=sent.partition("\n")[0])
 
@@ -129,8 +129,8 @@ class Sandbox:
         outcomes = [Outcome("failed" if error else "ok", "", error) for error in errors]
         why = served.detail or judged.detail or "it ended before its tests"
         hard = [end.verdict for end in (served, judged) if end.verdict in _LIMITS]
-        rest = Outcome(hard[0] if hard else "error", "", why)
-        return outcomes + [rest] * (len(tests) - len(outcomes))
+        not_run = Outcome([*hard, "error"][0], "", why)
+        return outcomes + [not_run] * (len(tests) - len(outcomes))
 
     def close(self) -> None:
         """Ends every worker. May be called again."""
@@ -148,8 +148,9 @@ class Sandbox:
         **more: Any,
     ) -> None:
         sources = [program] if isinstance(program, str) else list(program)
-        own = {"mode": mode, "program": sources, "limit": seconds, "seconds": seconds + 2 * _GRACE}
-        worker.send({**self._limits._asdict(), **own, **more}, [line] if line else [])
+        times = {"limit": seconds, "seconds": seconds + 2 * _GRACE}
+        request = {"mode": mode, "program": sources, **self._limits._asdict(), **times, **more}
+        worker.send(request, [line] if line else [])
 
 
 def _end(worker: Worker, seconds: float) -> tuple[Outcome, str]:

@@ -147,8 +147,8 @@ def restrict() -> None:
     """
     if reason := unsupported():
         raise OSError(reason)
-    own, anyone = struct.pack("<I", os.getpid()), struct.pack("<I", _SELF)
-    program = _code(platform.machine()).replace(anyone, own)
+    this_process, anyone = struct.pack("<I", os.getpid()), struct.pack("<I", _SELF)
+    program = _code(platform.machine()).replace(anyone, this_process)
     code = ctypes.create_string_buffer(program)
     header = struct.pack("@HP", len(program) // 8, ctypes.addressof(code))
     nothing = ctypes.c_ulong(0)

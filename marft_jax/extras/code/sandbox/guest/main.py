@@ -37,7 +37,7 @@ site.setcopyright()
 site.sethelper()  # what ``site`` does for a script, without the host's packages
 
 _ERRORS = 2000  # characters of a program's error output that are returned
-_SCRATCH = os.getcwd()  # the worker's own empty folder
+_SCRATCH = os.getcwd()  # an empty folder, of this worker alone
 _WORK, _INPUT = f"{_SCRATCH}/program", f"{_SCRATCH}/input"  # in a jail /dev/stdin links to _INPUT
 _LOOK = 0.02  # seconds between two checks of the limits
 

@@ -108,14 +108,12 @@ def _ask(line: Any, name: str, /, *given: Any, **named: Any) -> Any:
 def _exception(kinds: Any) -> type[Exception]:
     """Finds the first of these built-in exceptions that takes a message alone."""
     for kind in kinds:
-        found = getattr(builtins, str(kind), None)
-        if isinstance(found, type) and issubclass(found, Exception):
-            try:
-                found("")
-            except TypeError:  # such as UnicodeDecodeError
-                continue
-            # StopIteration would end a loop of the test early
-            return RuntimeError if issubclass(found, StopIteration) else found
+        error = getattr(builtins, str(kind), None)
+        if isinstance(error, type) and issubclass(error, Exception):
+            with contextlib.suppress(TypeError):  # such as UnicodeDecodeError
+                error("")
+                # StopIteration would end a loop of the test early
+                return RuntimeError if issubclass(error, StopIteration) else error
     return RuntimeError
 
 
