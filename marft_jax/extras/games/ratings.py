@@ -40,9 +40,11 @@ def outcomes_of(records: Sequence[Record]) -> dict[str, Outcomes]:
     scored: dict[str, Outcomes] = {}
     for agent, outcomes in by_agent.items():
         kinds = [outcome["outcome"] for outcome in outcomes]
-        shares = (estimate([float(x == kind) for x in kinds]) for kind in ("win", "draw", "loss"))
+        win, draw, loss = (
+            estimate([float(x == kind) for x in kinds]) for kind in ("win", "draw", "loss")
+        )
         earned = estimate([outcome["return"] for outcome in outcomes])
-        scored[agent] = Outcomes(len(kinds), *shares, earned, failed)
+        scored[agent] = Outcomes(len(kinds), win, draw, loss, earned, failed)
     return scored
 
 

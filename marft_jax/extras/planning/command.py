@@ -99,4 +99,5 @@ def _elsewhere(config: Config) -> Config:
         field.name: getattr(config.rollout, field.name)
         for field in dataclasses.fields(RolloutSettings)
     }
-    return dataclasses.replace(config, rollout=RolloutSettings(**shared | {"sampler": "http"}))
+    shared["sampler"] = "http"
+    return dataclasses.replace(config, rollout=RolloutSettings(**shared))
