@@ -51,7 +51,8 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
 
         if games.is_wanted(args):
             storage = storage_of(args.run or "")
-            folder = evaluating.writable_folder(args.out, args.run and storage, config.model.base)
+            kept = storage if args.run else None
+            folder = evaluating.writable_folder(args.out, kept, config.model.base)
             with storage.keeping("evaluations"):
                 games.evaluate(args, config, folder)
             sys.exit(0)

@@ -25,8 +25,11 @@ def adapter_tools(models: TeamModels, name: str) -> AdapterTools:
     mesh = mesh_lib.local_mesh(models.devices.learning)
 
     def draw() -> Matrices:
-        how = {"adapters": range(count), "rank": config.rank, "targets": config.targets}
-        return jax.device_get(lora.init(jax.random.key(0), base.config, **how))
+        key, numbers = jax.random.key(0), range(count)
+        fresh = lora.init(
+            key, base.config, adapters=numbers, rank=config.rank, targets=config.targets
+        )
+        return jax.device_get(fresh)
 
     def write(folder: Path, matrices: Matrices, each_expert: bool) -> None:
         if unnamed := peft.unnamed(base.config.files, config.targets):
@@ -35,17 +38,24 @@ def adapter_tools(models: TeamModels, name: str) -> AdapterTools:
                 f"{', '.join(unnamed)}, so that an adapter of peft cannot name them; use "
                 "--rollout.sampler engine, or other targets"
             )
-        shape = base.config.layers_with, dict(base.config.spelling)
-        inside = peft.layers_in(base.source)
-        peft.write(folder, matrices, config.alpha, base.source, inside, *shape, each_expert)
+        peft.write(
+            folder,
+            matrices,
+            config.alpha,
+            base.source,
+            peft.layers_in(base.source),
+            base.config.layers_with,
+            dict(base.config.spelling),
+            each_expert,
+        )
 
     def score(stacks: Sequence[Matrices], actions: Sequence[Scored]) -> list[np.ndarray]:
         none = jax.tree.map(lambda x: np.zeros_like(x[:1]), stacks[0])
         whole = jax.tree.map(lambda *x: np.concatenate(x), *stacks, none)
         n, _ = lora.shape_of(whole)
         state = PolicyState(mesh_lib.put(whole, mesh_lib.replicated(mesh)), ())
-        on = base._replace(params=mesh_lib.localize(base.params, mesh))
-        policy = policy_of(on, mesh, state, config.alpha)
+        local_base = base._replace(params=mesh_lib.localize(base.params, mesh))
+        policy = policy_of(local_base, mesh, state, config.alpha)
         data = [
             Datum.of(
                 adapter % n,

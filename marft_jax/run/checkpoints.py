@@ -191,16 +191,10 @@ class Checkpoints:
             raise RunFailed(f"{self.run}: processes found different checkpoints; start them again")
         if step is None:
             return None
-        meta = self._meta_of_state(step)
-        parts, arrays = _parts(fresh), shapes_of(fresh)
-        check_fits(meta, self.identity | {"arrays": arrays}, self.run, self._continues)
+        meta, now = self._meta_of_state(step), self.identity | {"arrays": shapes_of(fresh)}
+        check_fits(meta, now, self.run, self._continues)
         self.identity["started"] = meta["started"]
-        abstract = jax.tree.map(ocp.utils.to_shape_dtype_struct, parts)
-        with (
-            ocp.StandardCheckpointer() as reader,
-            _plainly_named(self._folder / str(step)) as saved,
-        ):
-            parts = reader.restore(saved / _STATE, abstract)
+        parts = self._read(step, jax.tree.map(ocp.utils.to_shape_dtype_struct, _parts(fresh)))
         self.step = step
         return Saved(fresh._replace(**parts), meta)
 
@@ -210,27 +204,30 @@ class Checkpoints:
         if step is None:
             return None
         meta = self._meta_of_state(step)
-        with (
-            ocp.StandardCheckpointer() as reader,
-            _plainly_named(self._folder / str(step)) as saved,
-        ):
-            state = reader.restore(saved / _STATE)
-        found = {base: own["adapters"] for base, own in state["policies"].items()}
+        policies = jax.device_get(self._read(step)["policies"])
         rank, alpha = (meta["config"]["lora"][key] for key in ("rank", "alpha"))
         owners = dict.fromkeys(zip(meta["on"], meta["adapters"], strict=True))
         return {
-            folder_of(name, base, several=len(found) > 1): peft.Adapter(
+            folder_of(name, base, several=len(policies) > 1): peft.Adapter(
                 {
                     (target, layer): (ab["a"][n, layer], ab["b"][n, layer])
-                    for target, ab in jax.device_get(found[base]).items()
+                    for target, ab in policy["adapters"].items()
                     for layer in range(ab["a"].shape[1])
                 },
                 rank,
                 alpha / rank,
             )
-            for base in found
-            for n, name in enumerate(name for own, name in owners if own == base)
+            for base, policy in policies.items()
+            for n, name in enumerate(name for on, name in owners if on == base)
         }
+
+    def _read(self, step: int, like: Any = None) -> Any:
+        """Reads the arrays of a step, placed like these, or as they were saved."""
+        with (
+            ocp.StandardCheckpointer() as reader,
+            _plainly_named(self._folder / str(step)) as saved,
+        ):
+            return reader.restore(saved / _STATE, like)
 
     def drop_after(self, step: int) -> None:
         """Removes later checkpoints, the newest first, so that no restart begins at one of them."""
@@ -278,19 +275,18 @@ class Checkpoints:
 
     def _metrics(self, steps: Iterator[int]) -> dict[int, float | None]:
         """Returns the metric of each of these checkpoints that can be read."""
-        found = {}
+        metrics = {}
         for step in steps:
             with contextlib.suppress(ValueError):
-                found[step] = self._meta(step).get("metric")
-        return found
+                metrics[step] = self._meta(step).get("metric")
+        return metrics
 
     def _is_intact(self, step: int) -> bool:
         """Compares every file with the manifest; logs the first difference once."""
         if step in self._damaged:
             return False
         self._storage.fetch_checkpoint(step)
-        wrong = damage(self._folder / str(step))
-        if wrong:
+        if wrong := damage(self._folder / str(step)):
             self._damaged.add(step)
             self.skipped.append(f"checkpoint {step} is not intact ({wrong}) and is skipped")
             LOGGER.warning("%s: %s", self.run, self.skipped[-1])
@@ -319,12 +315,11 @@ class SaveSchedule:
 
     def is_due(self, done: int) -> bool:
         """True where this step must be saved; the minutes then start anew."""
-        s = self._settings
-        late = s.save_minutes > 0 and self._now() - self._saved >= 60 * s.save_minutes
-        due = done % s.save_every == 0 or done == s.steps or late
-        if due:
-            self._saved = self._now()
-        return due
+        s, now = self._settings, self._now()
+        is_late = s.save_minutes > 0 and now - self._saved >= 60 * s.save_minutes
+        is_due = done % s.save_every == 0 or done == s.steps or is_late
+        self._saved = now if is_due else self._saved
+        return is_due
 
 
 def shapes_of(state: Any) -> dict[str, str]:
@@ -382,9 +377,9 @@ def _write_arrays(folder: Path, arrays: Mapping[str, Any]) -> None:
     try:
         with ocp.Checkpointer(handler, multiprocessing_options=alone) as writer:
             writer.save(folder, args=ocp.args.StandardSave(arrays))
-            found = writer.restore(folder, args=ocp.args.StandardRestore(arrays))
+            again = writer.restore(folder, args=ocp.args.StandardRestore(arrays))
     finally:
         logger.setLevel(level)
-    pairs = zip(jax.tree.leaves(arrays), jax.tree.leaves(found), strict=True)
+    pairs = zip(jax.tree.leaves(arrays), jax.tree.leaves(again), strict=True)
     if any(x.tobytes() != np.asarray(y).tobytes() for x, y in pairs):
         raise ValueError("what was written differs when it is read")

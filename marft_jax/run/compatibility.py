@@ -41,28 +41,31 @@ def identity_of(config: Config, bases: Mapping[str, BaseModel], team: Team) -> d
     }
 
 
-def _bases(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[tuple[str, str, str]]:
-    """Name and both digests of each base."""
-    old, new = ({n: b["digest"] for n, b in meta["bases"].items()} for meta in (saved, now))
-    names = {name: "base model" if name == MAIN else f"base {name}" for name in {**old, **new}}
-    return [(text, old.get(n, "none"), new.get(n, "none")) for n, text in names.items()]
-
-
 def described(team: Team) -> dict[str, Any]:
     """Returns the contents of a team file as a flat dict: ``{"solver.prompt": "Solve.", ...}``."""
     flat: dict[str, Any] = {"workflow": team.workflow, "messages": list(team.messages)}
-    for what in ("orchestrator", "judge"):
-        member = getattr(team, what)
-        flat[what] = None if member is None else team.names[member]
+    for role, member in (("orchestrator", team.orchestrator), ("judge", team.judge)):
+        flat[role] = None if member is None else team.names[member]
     if team.teachers:
         flat["teachers"] = [teacher and dataclasses.asdict(teacher) for teacher in team.teachers]
     flat["nodes"] = [list(dataclasses.astuple(node)) for node in team.graph.nodes]
     flat["edges"] = [list(edge) for edge in team.graph.edges]
     for profile in team.profiles:
-        own = dataclasses.asdict(profile)
-        del own["teacher"]  # it is above
-        flat |= {f"{profile.name}.{k}": v for k, v in own.items()}
+        fields = dataclasses.asdict(profile)
+        del fields["teacher"]  # it is above
+        flat |= {f"{profile.name}.{key}": value for key, value in fields.items()}
     return flat
+
+
+class Changed(NamedTuple):
+    """A flag, or a part of the team file, that differs between a saved run and this start."""
+
+    name: str
+    old: Any
+    new: Any
+
+    def __str__(self) -> str:
+        return f"{self.name} was {self.old}, is {self.new}"
 
 
 def check_fits(
@@ -77,31 +80,33 @@ def check_fits(
         continues: the run itself goes on, and is not only evaluated.
     """
     fixed = that_decide("arrays", Config) | (that_decide("run", Config) if continues else set())
+    changed = setting_changes(saved["config"], now["config"])
+    old, new = ({n: b["digest"] for n, b in meta["bases"].items()} for meta in (saved, now))
     pairs = [
-        *_bases(saved, now),
+        (
+            "base model" if name == MAIN else f"base {name}",
+            old.get(name, "none"),
+            new.get(name, "none"),
+        )
+        for name in {**old, **new}
+    ]
+    pairs += [
         ("agents", saved["agents"], now["agents"]),
         ("their adapters", saved["adapters"], now["adapters"]),
-        *(
-            (f"--{key}", old, new)
-            for key, old, new in changes(saved["config"], now["config"])
-            if key in fixed
-        ),
+        *(change for change in changed if change.name.removeprefix("--") in fixed),
     ]
     if continues:
         pairs.append(("--team.workflow", saved["team"]["workflow"], now["team"]["workflow"]))
     _check_equal(pairs, run)
     old, new = saved["arrays"], now["arrays"]
     if old != new:
-        before, after = saved["team"], now["team"]
-        found = changes(saved["config"], now["config"])
-        changed = [(f"--{k}", a, b) for k, a, b in found if k != "run.steps"]
-        changed += [(f"team: {k}", before.get(k), after.get(k)) for k in {**after, **before}]
-        _check_equal(changed, run)
+        changed = [change for change in changed if change.name != "--run.steps"]
+        _check_equal([*changed, *team_changes(saved["team"], now["team"])], run)
         _check_equal([(p, old.get(p, "absent"), new.get(p, "absent")) for p in {**old, **new}], run)
 
 
 def _check_equal(pairs: Iterable[tuple[str, Any, Any]], run: Path) -> None:
-    differing = [f"{name} was {old}, is {new}" for name, old, new in pairs if old != new]
+    differing = [str(Changed(*pair)) for pair in pairs if pair[1] != pair[2]]
     if differing:
         raise BadInput(
             f"{run} cannot be continued with these settings: {'; '.join(differing[:9])}; "
@@ -109,36 +114,21 @@ def _check_equal(pairs: Iterable[tuple[str, Any, Any]], run: Path) -> None:
         )
 
 
-def changes(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
-    """Returns ``(setting, old, new)`` for each setting that both have and that differs.
+def setting_changes(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[Changed]:
+    """Lists the settings that both have and that differ; not those of where a start runs.
 
     Args:
         saved, now: sections of settings.
     """
-    where = that_decide("start", Config)
+    of_start = that_decide("start", Config)
     return [
-        (f"{section}.{key}", old, new[key])
+        Changed(f"--{section}.{key}", old, now[section][key])
         for section, settings in saved.items()
-        for new in [now.get(section, {})]
         for key, old in settings.items()
-        if key in new and f"{section}.{key}" not in where and old != new[key]
+        if key in now.get(section, {})
+        and f"{section}.{key}" not in of_start
+        and old != now[section][key]
     ]
-
-
-class Changed(NamedTuple):
-    """A flag, or a part of the team file, that a start has changed."""
-
-    name: str
-    old: Any
-    new: Any
-
-    def __str__(self) -> str:
-        return f"{self.name} was {self.old}, is {self.new}"
-
-
-def setting_changes(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[Changed]:
-    """Lists the settings that a start has changed."""
-    return [Changed(f"--{key}", old, new) for key, old, new in changes(saved, now)]
 
 
 def team_changes(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[Changed]:

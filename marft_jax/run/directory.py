@@ -56,8 +56,9 @@ def locked_directory(run: Path | RunStorage) -> Iterator[Path]:
             "another directory"
         ) from None
     except OSError as error:
-        why = f"expected a directory that can be written: {error.strerror}"
-        raise BadInput(f"--run.dir {run}: {why}") from error
+        raise BadInput(
+            f"--run.dir {run}: expected a directory that can be written: {error.strerror}"
+        ) from error
     with held, storage.locked():
         yield run
 
@@ -100,23 +101,18 @@ def numbered_folder(folder: Path, name: str) -> Path:
 
 def write_settings(folder: Path, config: Config, blueprint: Blueprint) -> list[Changed]:
     """Writes ``config.yaml`` and ``team.yaml``; returns each setting that was another one there."""
-    own = replaced(config, "team.file", "team.yaml")  # beside it
-    settings = config_lib.dump(own, several={*blueprint.on} != {MAIN})
+    config = replaced(config, "team.file", "team.yaml")  # beside it
+    settings = config_lib.dump(config, several={*blueprint.on} != {MAIN})
     texts = {"team.yaml": dump_team(blueprint), "config.yaml": settings}
-    trees = {name: yaml.safe_load(text) for name, text in texts.items()}
-    before = {name: _tree(folder / name) for name in texts}
+    before, now = dict[str, Any](), dict[str, Any]()
     for name, text in texts.items():
-        jsonlines.write(folder / name, [documents.FIRST_LINE, text + documents.LAST_LINE])
-    team, saved = (_flat(each["team.yaml"]) for each in (trees, before))
-    return [
-        *setting_changes(before["config.yaml"], trees["config.yaml"]),
-        *(team_changes(saved, team) if saved else []),
-    ]
-
-
-def _tree(file: Path) -> dict[str, Any]:
-    """Reads what an earlier start wrote."""
-    return documents.read(str(file), "--run.dir") if documents.is_of_run(file) else {}
+        file, now[name] = folder / name, yaml.safe_load(text)
+        is_there = documents.is_of_run(file)
+        before[name] = documents.read(str(file), "--run.dir") if is_there else {}
+        jsonlines.write(file, [documents.FIRST_LINE, text + documents.LAST_LINE])
+    saved, team = (_flat(trees["team.yaml"]) for trees in (before, now))
+    changed = setting_changes(before["config.yaml"], now["config.yaml"])
+    return changed + (team_changes(saved, team) if saved else [])
 
 
 def _flat(tree: Any, above: str = "") -> dict[str, Any]:
@@ -140,10 +136,10 @@ def disk_errors(run: Path) -> Iterator[None]:
         yield
     except OSError as error:
         if error.filename is None:  # of an open file, or of the current directory that is gone
-            ours = error.errno != errno.ENOENT
+            is_ours = error.errno != errno.ENOENT
         else:
-            ours = Path(os.fsdecode(error.filename)).is_relative_to(run)
-        if error.errno not in FILE_SYSTEM or not ours:
+            is_ours = Path(os.fsdecode(error.filename)).is_relative_to(run)
+        if error.errno not in FILE_SYSTEM or not is_ours:
             raise
         raise cannot_write(run, error.strerror or str(error)) from error
 

@@ -80,38 +80,36 @@ def evaluate_team(
     config = config or cli.configure_run(run)
     wanted = plans(config.eval.benchmarks, config, config.eval.data, samples, limit)
     console = Console(highlight=False, soft_wrap=True, markup=False)
-    storage = storage_of(run or "")
-    folder = writable_folder(out, run and storage, config.model.base)
+    storage, scores = storage_of(run or ""), Scores()
+    folder = writable_folder(out, storage if run else None, config.model.base)
     variants = (*UNTRAINED, *TRAINED) if run else UNTRAINED
     variants = variants if compare else variants[-1:]
-    scores: Scores = {}
     with contextlib.ExitStack() as stack:
         stop = stack.enter_context(Stop("stopped before an answer was saved; start again"))
         stack.enter_context(storage.keeping("evaluations"))
         sources = [stack.enter_context(open_source(plan.config.env, "eval")) for plan in wanted]
         pairs = list(zip(wanted, sources, strict=True))
         at_once = max(plan.count(source.size) for plan, source in pairs)
-        opened = stack.enter_context(open_team(config, run, step, at_once, stop))
-        models, playing, state = opened
+        models, playing, state = stack.enter_context(open_team(config, run, step, at_once, stop))
         team, sampler = playing.team, playing.sampler
         variants = [v for v in variants if not v.alone or team.workflow not in NEED_ENV]
         at_step, adapters = int(state.step) if run else None, state.adapters
-        del opened, state  # optimisers and critic make room
+        del state  # optimisers and critic make room
         stop.expect("stopping: saved answers stay, the same command goes on from there")
         stop.protect(storage.push)
         who = f"{run}, step {at_step}" if run else f"{config.model.base} without adapters"
         console.print(printable(f"{' -> '.join(team.names)}: {who}"))
         zeros = jax.tree.map(jnp.zeros_like, adapters)
         for (plan, source), variant in product(pairs, variants):
-            own = adapters if variant.trained else zeros
-            sampler.load(own, version_of(own))
+            loaded = adapters if variant.trained else zeros
+            sampler.load(loaded, version_of(loaded))
             file, members = folder / _file_name(plan, at_step, variant), _as_variant(team, variant)
-            key = key_of(plan.config, models.bases, members, own, source.size)
+            key = key_of(plan.config, models.bases, members, loaded, source.size)
             answers = Answers(playing._replace(team=members), plan, source, file, key)
-            found = score(_played(answers, plan.name, console))
-            scores[plan.name, variant.name] = found
+            scored = score(_played(answers, plan.name, console))
+            scores[plan.name, variant.name] = scored
             which = f", {variant.name}" if compare else ""
-            console.print(printable(f"{plan.name}{which}: {found}\nresponses: {file}"))
+            console.print(printable(f"{plan.name}{which}: {scored}\nresponses: {file}"))
     _write_summary(folder / "summary.json", scores)
     storage.push()
     console.print(tables.benchmarks(scores), tables.agents(scores))
@@ -120,22 +118,21 @@ def evaluate_team(
 
 def _played(answers: Answers, name: str, console: Console) -> list[Record]:
     """Plays what is not answered yet, and shows how far it is."""
-    kept = f", {len(answers.found)} of {answers.total} were already answered"
-    console.print(printable(f"{name}: {answers.tasks} tasks{kept if answers.found else ''}"))
+    kept = f", {len(answers.records)} of {answers.total} were already answered"
+    console.print(printable(f"{name}: {answers.tasks} tasks{kept if answers.records else ''}"))
     with Progress(f"playing {name}", console) as progress:
 
         def report(count: int) -> None:
-            rewards = [record["reward"] for record in answers.found.values()]
+            rewards = [record["reward"] for record in answers.records.values()]
             so_far = f", reward {sum(rewards) / len(rewards):.4f} so far" if rewards else ""
             progress(count, answers.total, so_far or (", compiling ..." if not count else ""))
 
         return answers.play(report)
 
 
-def writable_folder(out: str | Path | None, run: str | Path | RunStorage | None, base: str) -> Path:
+def writable_folder(out: str | Path | None, run: RunStorage | None, base: str) -> Path:
     """Makes the folder of the responses, and tries it before anything is loaded and played."""
-    default = Path("runs/evaluations") / Path(base).stem
-    default = storage_of(run).path / "evaluations" if run else default
+    default = run.path / "evaluations" if run else Path("runs/evaluations") / Path(base).stem
     check_local("--out", out or default)
     folder = Path(out or default)
     try:
@@ -153,8 +150,7 @@ def _as_variant(team: Team, variant: Variant) -> Team:
     """Returns the whole team, or its last answering agent alone."""
     if not variant.alone:
         return team
-    opener = last_answering(team.profiles)
-    return team._replace(workflow="solo", opener=opener, messages=())
+    return team._replace(workflow="solo", opener=last_answering(team.profiles), messages=())
 
 
 def _file_name(plan: BenchmarkPlan, step: int | None, variant: Variant) -> str:
@@ -170,13 +166,13 @@ def _write_summary(path: Path, scores: Scores) -> None:
         rows = foreign.read_settings(path) if path.exists() else {}
     except BadInput:  # it is somebody else's, or torn
         os.replace(path, numbered_folder(path.parent, "earlier") / path.name)
-    for (name, variant), found in scores.items():
-        rows[f"{name}, {variant}"] = found.metrics(name) | {
-            "tasks": found.tasks,
-            "samples": found.samples,
-            "interval": [*found.accuracy[1:]],
-            "interval of the reward": [*found.reward[1:]],
-            "failed": found.failed,
-            "agents": {agent: own._asdict() for agent, own in found.agents.items()},
+    for (name, variant), scored in scores.items():
+        rows[f"{name}, {variant}"] = scored.metrics(name) | {
+            "tasks": scored.tasks,
+            "samples": scored.samples,
+            "interval": [*scored.accuracy[1:]],
+            "interval of the reward": [*scored.reward[1:]],
+            "failed": scored.failed,
+            "agents": {name: figures._asdict() for name, figures in scored.agents.items()},
         }
     jsonlines.write(path, [jsonlines.dumps(rows)])

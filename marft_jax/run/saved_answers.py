@@ -49,7 +49,7 @@ class Answers:
 
     Attributes:
         tasks, total: number of tasks, and of answers when all are played.
-        found: records of the answers so far, by (sample, task).
+        records: records of the answers so far, by (sample, task).
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class Answers:
         self._plan, self._file, self._key = plan, file, key
         self.tasks = plan.count(source.size)
         self.total = plan.samples * self.tasks
-        self.found = _saved(file, key, plan.samples, self.tasks) if file else {}
+        self.records = _saved(file, key, plan.samples, self.tasks) if file else {}
 
     def play(self, report: Callable[[int], None] | None = None, step: int = 0) -> list[Record]:
         """Plays the missing answers and returns all records.
@@ -75,18 +75,16 @@ class Answers:
         """
         decoders = self._playing.team.decoders
         for sample, start, stop in self._missing():
-            before = len(self.found)
+            before = len(self.records)
             each = (lambda over: report(before + over)) if report else None  # noqa: B023
-            how = sample, stop, start, each, step
-            played = play_held_out(self._playing, self._source, *how)
+            played = play_held_out(self._playing, self._source, sample, stop, start, each, step)
             where = {"benchmark": self._plan.name, "sample": sample, "key": self._key}
-            rows = transcripts.records(played, decoders)
-            lines = [jsonlines.dumps(where | row) for row in rows]
+            lines = [jsonlines.dumps(where | row) for row in transcripts.records(played, decoders)]
             if self._file is not None:
                 jsonlines.append(self._file, lines)
             for row in map(json.loads, lines):  # as a reader of the file gets them
-                self.found[sample, row["index"]] = row
-        return [self.found[place] for place in sorted(self.found)]
+                self.records[sample, row["index"]] = row
+        return [record for _, record in sorted(self.records.items())]
 
     def _missing(self) -> Iterator[tuple[int, int, int]]:
         """Yields blocks of tasks to play, as (sample, first task, last task + 1)."""
@@ -94,7 +92,7 @@ class Answers:
         size = max(16, 4 * at_once) if self._file else max(self.tasks, 1)
         for sample, start in product(range(self._plan.samples), range(0, self.tasks, size)):
             block = range(start, min(start + size, self.tasks))
-            if missing := [index for index in block if (sample, index) not in self.found]:
+            if missing := [index for index in block if (sample, index) not in self.records]:
                 yield sample, missing[0], missing[-1] + 1
 
 
@@ -109,10 +107,10 @@ def key_of(
     the data and code that these name, and library versions."""
     identity, deciding = identity_of(config, bases, team), that_decide("answers", config)
     sections = {
-        section: {name: v for name, v in given.items() if f"{section}.{name}" in deciding}
-        for section, given in identity["config"].items()
+        section: {name: v for name, v in settings.items() if f"{section}.{name}" in deciding}
+        for section, settings in identity["config"].items()
     }
-    identity["config"] = {section: given for section, given in sections.items() if given}
+    identity["config"] = {section: settings for section, settings in sections.items() if settings}
     sha = hashlib.sha256()
     for leaf in jax.tree.leaves(adapters):
         sha.update(np.asarray(leaf).tobytes())
@@ -125,15 +123,13 @@ def key_of(
 def _saved(file: Path, key: str, samples: int, tasks: int) -> dict[tuple[int, int], Record]:
     """Reads the records with this key. Moves those of other keys to ``earlier-N/`` beside the file,
     and deletes torn lines; answers to more tasks or samples than these stay in the file."""
-    found: dict[tuple[int, int], Record] = {}
-    others: list[Record] = []
+    records, others = dict[tuple[int, int], Record](), list[Record]()
 
     def keep(record: Record) -> bool:
-        place = record["sample"], record["index"]
         if record["key"] != key:
             others.append(record)
             return False
-        return found.setdefault(place, record) is record
+        return records.setdefault((record["sample"], record["index"]), record) is record
 
     def move() -> None:
         if others:
@@ -142,7 +138,7 @@ def _saved(file: Path, key: str, samples: int, tasks: int) -> dict[tuple[int, in
             LOGGER.warning("%d responses of other settings are now in %s", len(others), aside)
 
     jsonlines.keep(file, keep, move)
-    return {at: own for at, own in found.items() if at[0] < samples and at[1] < tasks}
+    return {at: record for at, record in records.items() if at[0] < samples and at[1] < tasks}
 
 
 @contextlib.contextmanager
@@ -153,14 +149,11 @@ def open_evaluation(config: Config, workflow: str) -> Iterator[PeriodicEvaluatio
     Raises:
         BadInput: a benchmark that is not found, or that the workflow cannot play.
     """
-    settings = config.eval
-    wanted = (settings.benchmarks, config, settings.data, 1, settings.episodes)
+    settings, benchmarks = config.eval, list[tuple[BenchmarkPlan, EnvSource]]()
     with contextlib.ExitStack() as stack:
-        benchmarks = [
-            (plan, stack.enter_context(open_source(plan.config.env, "eval")))
-            for plan in (plans(*wanted) if settings.every else [])
-        ]
-        for plan, _ in benchmarks:
+        planned = plans(settings.benchmarks, config, settings.data, 1, settings.episodes)
+        for plan in planned if settings.every else ():
+            benchmarks.append((plan, stack.enter_context(open_source(plan.config.env, "eval"))))
             if workflow in NEED_ENV and plan.config.env.name != config.env.name:
                 raise BadInput(
                     f"--eval.benchmarks {plan.name}: expected none, as --team.workflow {workflow} "
@@ -184,10 +177,9 @@ class PeriodicEvaluation(NamedTuple):
         metrics: dict[str, float] = {}
         for plan, source in self.benchmarks:
             answers = Answers(playing, plan, source)
-            what = f"evaluating {plan.name}"
-            reporter.doing(what)
+            reporter.doing(what := f"evaluating {plan.name}")
             doing = functools.partial(reporter.doing, what, total=answers.total)
-            found = score(answers.play(doing, step))
-            reporter.event(f"step {step}: {plan.name}: {found}")
-            metrics |= found.metrics(plan.name)
+            scored = score(answers.play(doing, step))
+            reporter.event(f"step {step}: {plan.name}: {scored}")
+            metrics |= scored.metrics(plan.name)
         return metrics
