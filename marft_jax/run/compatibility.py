@@ -1,19 +1,29 @@
-"""Compares a saved run with this start: settings that must be equal, and changes."""
+"""Compares a saved run with this start: its settings, its team, and the files that it learns from.
+
+Of these files, rows of data and modules of the user's own code, a run directory keeps sizes and
+hashes in ``inputs.json``.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import importlib.metadata
+import importlib.util
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from marft_jax.errors import BadInput
+from marft_jax.errors import BadInput, is_users
+from marft_jax.formats import foreign
 from marft_jax.models.weights.load import BaseModel
+from marft_jax.run.manifest import digest_of
 from marft_jax.settings.config import Config
 from marft_jax.settings.setting import that_decide
+from marft_jax.team.profiles import Profile
 from marft_jax.team.prompts import Team
+from marft_jax.tools import name_of
 from marft_jax.types import MAIN
 
 _PACKAGES = ("jax", "flax", "optax", "orbax-checkpoint", "transformers")
@@ -138,3 +148,75 @@ def team_changes(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[Chang
         for key in {**now, **saved}
         if repr(saved.get(key)) != repr(now.get(key))
     ]
+
+
+class Input(NamedTuple):
+    path: str
+    size: int
+    sha256: str
+
+
+Inputs = Mapping[str, Sequence[Input]]
+"""Files of data by the setting that names them; each file of code by its path as a module."""
+
+
+def inputs_of(config: Config, workflow: str = "", agents: Iterable[Profile] = ()) -> Inputs:
+    """Finds and hashes the files that ``env``, ``algo``, ``rollout`` and the team name.
+
+    Of the user's code these are the named modules, not what they import in turn.
+    """
+    inputs: dict[str, list[Input]] = {}
+    for name, text in _texts(config.env):
+        for path in map(Path, dict.fromkeys((text, text.partition("=")[2]))):
+            with contextlib.suppress(OSError):  # too long a name
+                if path.is_file():
+                    inputs.setdefault(f"--env.{name}", []).append(_hashed(path))
+    sections = config.env, config.algo, config.rollout
+    texts = [workflow, *(text for section in sections for _, text in _texts(section))]
+    for agent in agents:
+        texts += [agent.reward or "", *map(name_of, agent.tools or ())]
+    for module in (t.rpartition("=")[2].partition(":")[0] for t in texts if ":" in t):
+        with contextlib.suppress(ImportError, ValueError):  # it is no module
+            spec = importlib.util.find_spec(module)
+            if spec is not None and spec.has_location and is_users(str(spec.origin)):
+                inputs[f"{module.replace('.', '/')}.py"] = [_hashed(Path(str(spec.origin)))]
+    return inputs
+
+
+def check_unchanged(run: Path, now: Inputs) -> list[str]:
+    """Returns a line for each file of data or code that a run began with and that has changed; only
+    the content of a file counts.
+
+    Raises:
+        BadInput: there is one, and the run has checkpoints.
+    """
+    saved: Inputs = {}
+    with contextlib.suppress(BadInput, TypeError, ValueError):  # a run of an earlier release
+        rows = foreign.read_settings(run / "inputs.json")
+        saved = {name: [Input(*file) for file in files] for name, files in rows.items()}
+    differing = list[str]()
+    for name in [name for name in saved if name in now]:
+        before, after = ([file.sha256 for file in inputs[name]] for inputs in (saved, now))
+        if before != after:
+            others = [file.path for file in now[name] if file.sha256 not in before]
+            differing.append(f"{name} has changed ({', '.join(others) or 'other files or order'})")
+    if differing and any(run.glob("checkpoints/*/meta.json")):
+        raise BadInput(
+            f"{run} cannot be continued: {'; '.join(differing[:9])}; restore what the run began "
+            f"with, or begin a new run with another --run.dir (--lora.init {run} starts it from "
+            "the adapters of this run)"
+        )
+    return differing
+
+
+def _texts(section: Any) -> Iterator[tuple[str, str]]:
+    """Yields each text of a section with the name of its setting."""
+    for field in dataclasses.fields(section):
+        value = getattr(section, field.name)
+        for text in value if isinstance(value, tuple) else (value,):
+            if isinstance(text, str):
+                yield field.name, text
+
+
+def _hashed(file: Path) -> Input:
+    return Input(str(file.absolute()), file.stat().st_size, digest_of(file))

@@ -22,7 +22,7 @@ from marft_jax.evaluation.scores import Record, Scores, score
 from marft_jax.formats import foreign, jsonlines
 from marft_jax.run.directory import numbered_folder
 from marft_jax.run.opening import open_team
-from marft_jax.run.progress import Progress
+from marft_jax.run.reporters import Progress
 from marft_jax.run.saved_answers import Answers, key_of
 from marft_jax.run.signals import Stop
 from marft_jax.run.storage import RunStorage, storage_of

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from marft_jax.run.events import Events
+from marft_jax.run.reporters import Events
 from marft_jax.settings import config as config_lib
 from marft_jax.team.prompts import Team
 from marft_jax.types import Episode

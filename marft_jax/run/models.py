@@ -27,7 +27,7 @@ from marft_jax.models.weights.load import BaseModel, load_base
 from marft_jax.parallel import compilation, processes
 from marft_jax.parallel import mesh as mesh_lib
 from marft_jax.run import memory
-from marft_jax.run.progress import Progress
+from marft_jax.run.reporters import Progress
 from marft_jax.settings import config as config_lib
 from marft_jax.settings.config import Config, Model, with_context
 from marft_jax.settings.setting import Derived, get, replaced, settings, words_of

@@ -4,6 +4,7 @@ that only plays."""
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -11,23 +12,22 @@ from rich.console import Console
 
 from marft_jax.background import DaemonThreads
 from marft_jax.envs.base import open_source
+from marft_jax.formats import jsonlines
 from marft_jax.learning.checking import check_team, check_training
 from marft_jax.learning.state import TrainState
 from marft_jax.parallel import processes
 from marft_jax.rollout.curriculum import Curriculum
 from marft_jax.rollout.pipeline import Pipeline
-from marft_jax.run import inputs
 from marft_jax.run.checkpoints import SaveSchedule
-from marft_jax.run.compatibility import Changed
+from marft_jax.run.compatibility import Changed, check_unchanged, inputs_of
 from marft_jax.run.directory import disk_errors, locked_directory, set_aside, write_settings
-from marft_jax.run.events import Events
 from marft_jax.run.guard import Guard
 from marft_jax.run.loggers import find_loggers
 from marft_jax.run.metrics import Compilations
 from marft_jax.run.models import TeamModels, open_devices, open_models
 from marft_jax.run.notices import greeting, notices
 from marft_jax.run.playing import PlaySetup
-from marft_jax.run.reporters import open_reporter
+from marft_jax.run.reporters import Events, open_reporter
 from marft_jax.run.samplers import open_sampler
 from marft_jax.run.saved_answers import open_evaluation
 from marft_jax.run.saving import open_checkpoints, resume, saved_when_stopped
@@ -71,8 +71,8 @@ def open_training(config: Config, *, rehearses: bool = False) -> Iterator[Traini
         pipeline = Pipeline(ahead=config.rollout.lag > 0)
         workflow = workflow_of(config.team, blueprint)
         evaluation = enter(open_evaluation(config, workflow))
-        learns_from = inputs.inputs_of(config, workflow, blueprint.agents)
-        other_inputs = inputs.check_unchanged(run_dir, learns_from)
+        inputs = inputs_of(config, workflow, blueprint.agents)
+        other_inputs = check_unchanged(run_dir, inputs)
         models = enter(open_models(config, blueprint, devices))
         sampler = enter(open_sampler(models, folder=folder))
         learner = make_learner(models, open_teaching(models))
@@ -85,7 +85,7 @@ def open_training(config: Config, *, rehearses: bool = False) -> Iterator[Traini
             news += [] if done else set_aside(folder, storage.remove)
             events.forget_after(done)
             changed = write_settings(folder, models.config, models.blueprint)
-            inputs.write(folder, learns_from)
+            jsonlines.write(folder / "inputs.json", [json.dumps(inputs)])
             storage.push()  # from now on it is a run
             news += [] if done else [*changed, *other_inputs]
         used = loggers if goes_on and is_lead else []

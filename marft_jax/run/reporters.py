@@ -1,4 +1,4 @@
-"""Reports of a training run: ``metrics.jsonl``, ``log.txt``, loggers and a display.
+"""Reports of a run: ``metrics.jsonl``, ``log.txt``, ``events.jsonl``, loggers and a display.
 
     with open_reporter("runs/quickstart", total_steps=60) as reporter:
         reporter.log(1, {"reward/mean": 0.4, "agent/solver/entropy": 0.9})
@@ -10,8 +10,10 @@ A step's metrics are a flat mapping from name to number.
 from __future__ import annotations
 
 import contextlib
+import datetime
 import fnmatch
 import logging
+import math
 import os
 import statistics
 import time
@@ -21,14 +23,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from rich import progress
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.text import Text
 
 from marft_jax.errors import logged_to, printable
 from marft_jax.formats import jsonlines
 from marft_jax.run.loggers import MakeWriter, Writer
-from marft_jax.run.progress import clock
 
 LOGGER = logging.getLogger("marft_jax")
 FROM_BASE = "follow from the base and other settings: "
@@ -82,11 +83,11 @@ class Reporter(logging.Handler):
         self._writers: list[Writer] = []
         self._stepped = time.monotonic()
         self._seconds: deque[float] = deque(maxlen=20)
-        self._bar = Progress(
-            TextColumn("training"),
-            BarColumn(bar_width=None),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[left]} left  {task.description}"),
+        self._bar = progress.Progress(
+            progress.TextColumn("training"),
+            progress.BarColumn(bar_width=None),
+            progress.MofNCompleteColumn(),
+            progress.TextColumn("{task.fields[left]} left  {task.description}"),
             console=console,
             disable=console.quiet or not console.is_terminal,
             refresh_per_second=2,
@@ -207,3 +208,82 @@ class _OneLine(logging.Formatter):
 def _mean(metrics: Mapping[str, float], pattern: str, form: str) -> str:
     values = [value for name, value in metrics.items() if fnmatch.fnmatchcase(name, pattern)]
     return format(statistics.fmean(values), form) if values else "-"
+
+
+class Events(logging.Handler):
+    """Writer of ``events.jsonl``: an object per line with ``event``, the ``step`` that it belongs
+    to, ``time``, and what the event tells. In a ``with`` it also writes warnings of the log.
+
+    Attributes:
+        step: the step that is being made.
+        rollbacks: rollbacks of the run so far; a step that is repeated after one is another step.
+    """
+
+    def __init__(self, run_dir: Path) -> None:
+        super().__init__(logging.WARNING)
+        self._file = run_dir / "events.jsonl"
+        self.step, self.rollbacks = 1, 0
+
+    def __enter__(self) -> Events:
+        LOGGER.addHandler(self)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        LOGGER.removeHandler(self)
+
+    def note(self, event: str, **more: Any) -> None:
+        row = {"step": self.step, "rollbacks": self.rollbacks, "event": event}
+        time = datetime.datetime.now().isoformat(" ", "seconds")
+        jsonlines.append(self._file, [jsonlines.dumps(row | {"time": time} | more)])
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.note("warning", text=self.format(record))
+
+    def forget_after(self, step: int) -> None:
+        """Deletes the events of later steps, which will be made again."""
+        now = (self.rollbacks, step)
+        jsonlines.keep(self._file, lambda row: (row["rollbacks"], row["step"]) <= now)
+        self.step = step + 1
+
+
+LINE_SECONDS = 10.0
+"""Seconds between two lines about the same work, where there is no terminal."""
+
+
+def clock(seconds: float) -> str:
+    """``7.4`` as ``0:07``, ``3725`` as ``1:02:05``."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+class Progress(progress.Progress):
+    """Progress of one piece of work, such as ``loading 3/8 MiB, 0:12 left``.
+
+    with Progress("loading", console, " MiB") as progress:
+        progress(3, 272)
+    """
+
+    def __init__(self, what: str, console: Console, unit: str = "") -> None:
+        super().__init__(
+            progress.SpinnerColumn(),
+            progress.TextColumn("{task.fields[line]}", markup=False),
+            console=console,
+            transient=True,
+            disable=console.quiet or not console.is_terminal,
+            speed_estimate_period=math.inf,
+            get_time=lambda: time.monotonic(),
+        )
+        self._what, self._unit, self._spoke = what, unit, time.monotonic()
+        self._work = self.add_task(what, line=printable(what))
+
+    def __call__(self, done: int, total: int, note: str = "") -> None:
+        """Shows the numbers, the time left as soon as it can be estimated, and a note."""
+        self.update(self._work, completed=done, total=total)
+        left = self.tasks[0].time_remaining
+        left = "" if left is None else f", {clock(left)} left"
+        line = printable(f"{self._what} {done}/{total}{self._unit}{left}{note}")
+        self.update(self._work, line=line)
+        if self.disable and time.monotonic() - self._spoke > LINE_SECONDS:
+            self._spoke = time.monotonic()
+            self.console.print(Text(line), soft_wrap=True)

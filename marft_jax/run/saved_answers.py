@@ -26,9 +26,8 @@ from marft_jax.formats import jsonlines
 from marft_jax.models.lora import Adapters
 from marft_jax.models.weights.load import BaseModel
 from marft_jax.run import transcripts
-from marft_jax.run.compatibility import identity_of
+from marft_jax.run.compatibility import identity_of, inputs_of
 from marft_jax.run.directory import numbered_folder
-from marft_jax.run.inputs import inputs_of
 from marft_jax.run.playing import PlaySetup, play_held_out
 from marft_jax.run.reporters import Reporter
 from marft_jax.settings.config import Config

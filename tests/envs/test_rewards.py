@@ -13,7 +13,7 @@ from marft_jax.envs.base import make
 from marft_jax.envs.maths import Settings
 from marft_jax.envs.rewards import weighted_sum
 from marft_jax.errors import BadInput
-from marft_jax.run.inputs import inputs_of
+from marft_jax.run.compatibility import inputs_of
 from marft_jax.settings.config import EnvSettings
 
 ROW = {"Prompt": "Say pear.", "id": 7, "tags": ["a", {"b": None}], "answer": {"no": "answer"}}

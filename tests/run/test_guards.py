@@ -28,9 +28,9 @@ from marft_jax.policy.objective import measures
 from marft_jax.run import saving
 from marft_jax.run.checkpoints import Checkpoints
 from marft_jax.run.compatibility import identity_of
-from marft_jax.run.events import Events
 from marft_jax.run.guard import Finding, Guard, Verdict, by_agent, skipped_updates
 from marft_jax.run.metrics import check_best_metric
+from marft_jax.run.reporters import Events
 from marft_jax.settings import config as config_lib
 from marft_jax.types import MAIN
 

@@ -11,7 +11,7 @@ import pytest
 
 from marft_jax import cli, train
 from marft_jax.errors import BadInput
-from marft_jax.run import inputs
+from marft_jax.run.compatibility import check_unchanged, inputs_of
 from marft_jax.settings.setting import with_absolute_paths
 from marft_jax.team.profiles import Profile
 
@@ -63,7 +63,7 @@ def config_of(**sections):
 def kept_of(config):
     """The files of a run; a team file names its workflow and a step reward."""
     paid = Profile("solver", answers=True, reward="own_paid:paid")
-    return inputs.inputs_of(config, "own_flows:alone", [paid])
+    return inputs_of(config, "own_flows:alone", [paid])
 
 
 @pytest.fixture
@@ -71,13 +71,13 @@ def run(home):
     """A run directory that has a checkpoint."""
     (home / "run" / "checkpoints" / "1").mkdir(parents=True)
     (home / "run" / "checkpoints" / "1" / "meta.json").write_text("{}")
-    inputs.write(home / "run", kept_of(config_of()))
+    (home / "run" / "inputs.json").write_text(json.dumps(kept_of(config_of())))
     return home / "run"
 
 
 def refusal(run: Path, **sections) -> str:
     with pytest.raises(BadInput) as caught:
-        inputs.check_unchanged(run, kept_of(config_of(**sections)))
+        check_unchanged(run, kept_of(config_of(**sections)))
     return str(caught.value)
 
 
@@ -92,19 +92,19 @@ def test_the_files_of_a_run_are_its_data_and_the_modules_that_it_names(run):
 
 @pytest.mark.parametrize("name", [*CODE, "rows.jsonl"])
 def test_a_file_that_changed_is_named_with_what_to_do(run, home, name):
-    inputs.check_unchanged(run, kept_of(config_of()))
+    check_unchanged(run, kept_of(config_of()))
     (home / name).write_text(PARTS[name] + "# 12\n")
     said = refusal(run)
     assert f"has changed ({home / name})" in said and "--run.dir" in said and "--lora.init" in said
     (home / name).write_text(PARTS[name])  # restored, at another time
-    inputs.check_unchanged(run, kept_of(config_of()))
+    check_unchanged(run, kept_of(config_of()))
 
 
 def test_what_counts_is_the_content_not_where_a_file_lies_or_what_is_beside_it(run, home):
     os.utime(home / "rows.jsonl", (1, 1))
     (home / "own_logger.py").write_text("class Logger: x = 1\n")
     (home / "rows.jsonl").rename(home / "renamed.jsonl")
-    inputs.check_unchanged(run, kept_of(config_of(**{"env.data": "renamed.jsonl"})))
+    check_unchanged(run, kept_of(config_of(**{"env.data": "renamed.jsonl"})))
     said = refusal(run, **{"env.data": "more.jsonl"})
     assert f"--env.data has changed ({home / 'more.jsonl'})" in said
     said = refusal(run, **{"env.data": ["renamed.jsonl", "more.jsonl"]})
@@ -118,7 +118,7 @@ def test_a_run_without_a_checkpoint_or_of_the_release_before_takes_what_is_there
     (home / "rows.jsonl").write_text("")
     refusal(run)
     (run / "inputs.json").rename(run / "kept")
-    inputs.check_unchanged(run, kept_of(config_of()))
+    check_unchanged(run, kept_of(config_of()))
     for broken in (
         "",
         "[]",
@@ -127,11 +127,11 @@ def test_a_run_without_a_checkpoint_or_of_the_release_before_takes_what_is_there
         '{"a": [["b", "c", 1]]}',
     ):
         (run / "inputs.json").write_text(broken)
-        inputs.check_unchanged(run, kept_of(config_of()))
+        check_unchanged(run, kept_of(config_of()))
     (run / "kept").rename(run / "inputs.json")
     now = kept_of(config_of())
     (run / "checkpoints" / "1" / "meta.json").unlink()
-    [line] = inputs.check_unchanged(run, now)
+    [line] = check_unchanged(run, now)
     assert "rows.jsonl" in line
 
 

@@ -26,8 +26,7 @@ from marft_jax.run import reporters
 from marft_jax.run.directory import disk_errors
 from marft_jax.run.loggers import TensorBoard
 from marft_jax.run.measuring import warn_without_gradient
-from marft_jax.run.progress import Progress, clock
-from marft_jax.run.reporters import open_reporter
+from marft_jax.run.reporters import Progress, clock, open_reporter
 
 
 def plain_console() -> Console:

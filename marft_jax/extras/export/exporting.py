@@ -24,7 +24,7 @@ from marft_jax.learning.checking import check_team
 from marft_jax.models import lora
 from marft_jax.run.manifest import DRAFT
 from marft_jax.run.models import TeamModels, open_models
-from marft_jax.run.progress import Progress
+from marft_jax.run.reporters import Progress
 from marft_jax.run.states import restore_state
 from marft_jax.settings import config as config_lib
 from marft_jax.team.bases import folder_of

@@ -15,7 +15,7 @@ from marft_jax.extras.gateway.protocol import Call
 from marft_jax.extras.gateway.served_team import ServedTeam
 from marft_jax.parallel.ladder import bucket
 from marft_jax.run.metrics import Compilations
-from marft_jax.run.progress import Progress
+from marft_jax.run.reporters import Progress
 
 _LONGEST = 1024  # tokens of a prompt
 _SAMPLING = {"max_new_tokens": 2, "temperature": 0.0}

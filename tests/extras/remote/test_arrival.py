@@ -26,7 +26,7 @@ from marft_jax.extras.remote.sampler import HttpSampler, HttpSettings
 from marft_jax.models.lora import named
 from marft_jax.models.weights.load import load_base
 from marft_jax.parallel import mesh as mesh_lib
-from marft_jax.run.adapter_tools import adapter_tools
+from marft_jax.run.samplers import adapter_tools
 from marft_jax.sampling import Request, version_of
 from marft_jax.sampling.settings import SampledBase, SamplerSetup
 from marft_jax.settings.config import Lora
