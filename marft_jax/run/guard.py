@@ -74,9 +74,8 @@ class Guard:
     @property
     def good(self) -> int | None:
         """Earliest step that the next verdicts could roll back to; None where there is none yet."""
-        steps = [since - 1 for since in self.memory["since"].values()]
-        steps += [] if self.memory["best"] is None else [self.memory["best_step"]]
-        return min(steps, default=None)
+        best = [] if self.memory["best"] is None else [self.memory["best_step"]]
+        return min([*best, *(since - 1 for since in self.memory["since"].values())], default=None)
 
     def recall(self, memory: Mapping[str, Any]) -> None:
         """Takes over the memory of a checkpoint; what it lacks is as in a new run."""
@@ -104,23 +103,26 @@ class Guard:
         findings = [*_not_finite(nonfinite), *self._collapsing(episodes, metrics)]
         before, since, verdict = self.memory["since"], dict[str, int](), None
         for finding in findings:
-            key, skipped = f"{finding.kind} {finding.who}", finding.kind == "nonfinite"
+            key, is_skipped = f"{finding.kind} {finding.who}", finding.kind == "nonfinite"
             since[key] = before.get(key, step)
-            allowed = self.settings.skips if skipped else self.settings.patience
-            count = step - since[key] + 1
+            limit = "skips" if is_skipped else "patience"
+            allowed, count = getattr(self.settings, limit), step - since[key] + 1
             if allowed is not None and count >= allowed and verdict is None:
                 # a reward sinks for a while before it leaves its bound
-                sinking = finding.kind == "reward"
-                good = self.memory["best_step"] if sinking else since[key] - 1
-                verdict = Verdict(finding, good)
-            self.note(step, "skipped" if skipped else "outside", finding)
-            limit = f"--guard.{'skips' if skipped else 'patience'} {allowed}"
-            LOGGER.warning("step %d: %s; step %d in a row (%s)", step, finding, count, limit)
+                is_sinking = finding.kind == "reward"
+                verdict = Verdict(
+                    finding, self.memory["best_step"] if is_sinking else since[key] - 1
+                )
+            self.note(step, "skipped" if is_skipped else "outside", finding)
+            where = f"{finding}; step {count} in a row (--guard.{limit} {allowed})"
+            LOGGER.warning("step %d: %s", step, where)
         self.memory["since"] = since
         self._remember(step, metrics)
-        numbers = {"skipped": skipped_updates(nonfinite), "findings": len(findings)}
-        numbers["rollbacks"] = self.rollbacks
-        return {f"guard/{name}": float(value) for name, value in numbers.items()}, verdict
+        return {
+            "guard/skipped": float(skipped_updates(nonfinite)),
+            "guard/findings": float(len(findings)),
+            "guard/rollbacks": float(self.rollbacks),
+        }, verdict
 
     def _collapsing(
         self, episodes: Sequence[Episode], metrics: Mapping[str, float]
@@ -170,14 +172,12 @@ _MOVED = 1e-6  # nats; rounding gives a policy that did not move a KL of up to 1
 
 def by_agent(nonfinite: Mapping[str, Any], team: Team) -> Nonfinite:
     """Returns the learner's counts by agent and tensor."""
-    found: dict[str, dict[str, float]] = {name: {} for name in ("critic", *team.names)}
-    for tensor, counts in jax.device_get(dict(nonfinite)).items():
-        if np.ndim(counts) == 0:
-            found["critic"][tensor] = float(counts)
-            continue
-        for name, count in zip(team.names, counts, strict=True):
-            found[name][tensor] = float(count)
-    return found
+    counts: dict[str, dict[str, float]] = {name: {} for name in ("critic", *team.names)}
+    for tensor, numbers in jax.device_get(dict(nonfinite)).items():
+        names = team.names if np.ndim(numbers) else ("critic",)
+        for name, count in zip(names, np.atleast_1d(numbers), strict=True):
+            counts[name][tensor] = float(count)
+    return counts
 
 
 def skipped_updates(nonfinite: Nonfinite) -> float:
@@ -190,6 +190,5 @@ def skipped_updates(nonfinite: Nonfinite) -> float:
 
 def _not_finite(nonfinite: Nonfinite) -> Iterator[Finding]:
     for who, tensors in nonfinite.items():
-        seen = tuple(sorted(name for name, count in tensors.items() if count > 0))
-        if seen:
-            yield Finding("nonfinite", who, sum(tensors.values()), 0, seen)
+        if names := tuple(sorted(name for name, count in tensors.items() if count > 0)):
+            yield Finding("nonfinite", who, sum(tensors.values()), 0, names)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -80,20 +79,20 @@ def imitate_team(config: Config, wanted: Wanted, on_step: OnStep | None = None) 
         RunFailed: the run directory cannot be written.
     """
     given, config = config, settings_of(config)
-    found = _read(storage_of(config.run.dir).path, wanted)
+    lines = _read(storage_of(config.run.dir).path, wanted)
     warning = unused_settings.warning(dataclasses.replace(given, algo=config.algo))
     with open_training(config) as run:
         unused_settings.log(warning)
-        episodes, held_out = prepared(run, config, wanted, found)
+        episodes, held_out = prepared(run, config, wanted, lines)
         credit, learner = make_credit(Algo(), run.models.team), run.learner
-        unseen = batch_of(held_out, credit, len(held_out), (config.run.seed, 0))
+        unseen = held_out and batch_of(held_out, credit, len(held_out), (config.run.seed, 0))
 
         def take(state: TrainState, step: int, rollbacks: int) -> tuple[Collected, tuple[()]]:
             run.playing.sampler.release()  # nothing but an evaluation needs it
             return batch_of(episodes, credit, config.algo.episodes, run.seed(step)), ()
 
         def also(state: TrainState) -> dict[str, Any]:
-            if not held_out:
+            if not unseen:
                 return {}
             seed = run.seed(int(state.step) - 1)
             batch = learner.pack(unseen.episodes, unseen.rewards, seed=seed)
@@ -105,23 +104,24 @@ def imitate_team(config: Config, wanted: Wanted, on_step: OnStep | None = None) 
 
 
 def _read(folder: Path, wanted: Wanted) -> list[Demonstration | str]:
-    """The lines of the files, or of those that the run began with."""
+    """Reads the lines of the files, or of those that the run began with."""
     files, kept = wanted.files, folder / _KEPT
     if not files and not wanted.generated:
         if not kept.is_file():
             raise BadInput("expected --data FILE, or --demonstrations N, got neither")
         files = [str(kept)]
-    found = [one for file in files for one in read(file)]
-    if not wanted.generated and all(isinstance(one, str) for one in found):
-        _check([str(one) for one in found], len(found))  # before a model is loaded
-    return found
+    lines = [line for file in files for line in read(file)]
+    faults = [line for line in lines if isinstance(line, str)]
+    if not wanted.generated and len(faults) == len(lines):
+        _check(faults, len(lines))  # before a model is loaded
+    return lines
 
 
 def prepared(
-    run: Training, config: Config, wanted: Wanted, found: Sequence[Demonstration | str]
+    run: Training, config: Config, wanted: Wanted, lines: Sequence[Demonstration | str]
 ) -> tuple[list[Episode], list[Episode]]:
-    """The episodes of all demonstrations: those to learn from, and a tenth that is only measured;
-    the run directory keeps what it begins with.
+    """Replays all demonstrations: returns the episodes to learn from, and a tenth that is only
+    measured. The run directory keeps what it begins with.
 
     Raises:
         BadInput: there are none, they cannot all be replayed, or they are not those of before.
@@ -131,32 +131,30 @@ def prepared(
         random_keys.demonstrated_task(config.run.seed, number, run.source.size)
         for number in range(wanted.generated)
     ]
-    found = [*found, *demonstrated(run.source.create, run.models.team.profiles, tasks)]
+    lines = [*lines, *demonstrated(run.source.create, run.models.team.profiles, tasks)]
     demonstrations = [
-        d for d in found if isinstance(d, Demonstration) and (d.reward is None or d.reward >= least)
+        d for d in lines if isinstance(d, Demonstration) and (d.reward is None or d.reward >= least)
     ]
     tried = replay(demonstrations, make_rollout(run.playing, run.source))
-    _check([x for x in (*found, *tried) if isinstance(x, str)], len(found))
-    played = [x for x in tried if not isinstance(x, str)]
-    pairs = zip(demonstrations, played, strict=True)
-    good = [(d, e) for d, e in pairs if e.reward >= least]
+    _check([x for x in (*lines, *tried) if isinstance(x, str)], len(lines))
+    pairs = zip(demonstrations, tried, strict=True)
+    good = [(d, e) for d, e in pairs if isinstance(e, Episode) and e.reward >= least]
     if not good:
-        raise BadInput(f"expected demonstrations to learn from, got 0 of {len(found)}; "
-                       "see --min_reward")  # fmt: skip
+        raise BadInput(f"expected good demonstrations, got 0 of {len(lines)}; see --min_reward")
     _keep(run.checkpoints.run / _KEPT, [d.line for d, _ in good], begins=int(run.state.step) == 0)
     graded = [e.reward for d, e in good if d.number is not None or d.reward is not None]
     earned = f"mean reward {np.mean(graded):.3f}" if graded else "not graded"
     earned += f" of the {len(graded)} that are graded" if 0 < len(graded) < len(good) else ""
     order = random_keys.generator(config.run.seed, Stream.HELD_OUT).permutation(len(good))
-    held_out = set(order[: min(len(good) // _OF_HELD_OUT, config.algo.episodes)].tolist())
     algo = config.algo
+    held_out = set(order[: min(len(good) // _OF_HELD_OUT, algo.episodes)].tolist())
     run.reporter.event(
-        f"{len(good)} of {len(found)} demonstrations, {earned}, {len(held_out)} held "
-        f"out; a step learns from {algo.episodes} in {algo.epochs} x {algo.minibatches} optimiser "
-        "steps (--algo.epochs, --algo.minibatches)"
+        f"{len(good)} of {len(lines)} demonstrations, {earned}, {len(held_out)} held out; a step "
+        f"learns from {algo.episodes} in {algo.epochs} x {algo.minibatches} optimiser steps "
+        "(--algo.epochs, --algo.minibatches)"
     )
-    episodes = [(i in held_out, episode) for i, (_, episode) in enumerate(good)]
-    return [e for out, e in episodes if not out], [e for out, e in episodes if out]
+    learned = [episode for i, (_, episode) in enumerate(good) if i not in held_out]
+    return learned, [good[i][1] for i in sorted(held_out)]
 
 
 def _check(faults: Sequence[str], of: int) -> None:
@@ -189,16 +187,16 @@ def _keep(file: Path, lines: Sequence[str], begins: bool) -> None:
 def batch_of(
     episodes: Sequence[Episode], credit: Credit, size: int, seed: tuple[int, int]
 ) -> Collected:
-    """The next demonstrations; ``seed``: of the run, and how many steps came before."""
-    first = seed[1] * size
-    chosen = []
-    for place in range(first, first + size):
-        turn, i = divmod(place, len(episodes))
-        chosen.append(episodes[_order(seed[0], turn, len(episodes))[i]])
+    """Takes the next demonstrations; each pass over all of them is shuffled anew.
+
+    Args:
+        seed: of the run, and how many steps came before.
+    """
+    first, count = seed[1] * size, len(episodes)
+    order = [
+        random_keys.generator(seed[0], Stream.DEMONSTRATIONS, number).permutation(count)
+        for number in range(first // count, (first + size - 1) // count + 1)
+    ]
+    chosen = [episodes[i] for i in np.concatenate(order)[first % count :][:size]]
     rewards = [credit(episode) for episode in chosen]
     return Collected(chosen, rewards, chosen, rewards, 0, 0, 0.0)
-
-
-@functools.lru_cache(maxsize=2)
-def _order(seed: int, turn: int, count: int) -> np.ndarray:
-    return random_keys.generator(seed, Stream.DEMONSTRATIONS, turn).permutation(count)

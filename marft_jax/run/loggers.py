@@ -41,11 +41,11 @@ def find_loggers(names: Iterable[str]) -> list[MakeWriter]:
     Raises:
         BadInput: there is no such logger.
     """
-    found: list[MakeWriter] = []
+    writers: list[MakeWriter] = []
     for name in dict.fromkeys(names):
         make = _BUILT_IN.get(name) or load_plugin(name, "--run.loggers", _BUILT_IN, kind="Class")
-        found.append(functools.partial(Logger, name, make))
-    return found
+        writers.append(functools.partial(Logger, name, make))
+    return writers
 
 
 class Logger:

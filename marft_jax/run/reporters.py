@@ -154,7 +154,7 @@ class Reporter(logging.Handler):
         self._stepped = now
         left = clock(statistics.median_low(self._seconds) * max(self._total - step, 0))
         self._bar.update(self._steps, completed=step, left=left)
-        parts = {label: _mean(metrics, *how) for label, how in _LINE.items()}
+        parts = {label: _mean(metrics, *mean) for label, mean in _LINE.items()}
         del parts["loss" if parts["loss"] == "-" else "kl"]  # demonstrations have no KL
         parts = {"step": f"{step}/{self._total}", **parts, "left": left}
         return Text("  ").join(Text.assemble((k, "dim"), " ", v) for k, v in parts.items())
@@ -232,9 +232,9 @@ class Events(logging.Handler):
         LOGGER.removeHandler(self)
 
     def note(self, event: str, **more: Any) -> None:
-        row = {"step": self.step, "rollbacks": self.rollbacks, "event": event}
-        time = datetime.datetime.now().isoformat(" ", "seconds")
-        jsonlines.append(self._file, [jsonlines.dumps(row | {"time": time} | more)])
+        now = datetime.datetime.now().isoformat(" ", "seconds")
+        row = {"step": self.step, "rollbacks": self.rollbacks, "event": event, "time": now}
+        jsonlines.append(self._file, [jsonlines.dumps(row | more)])
 
     def emit(self, record: logging.LogRecord) -> None:
         self.note("warning", text=self.format(record))
