@@ -33,7 +33,7 @@ def transcribe(run: Training, done: int, collected: Collected, estimates: Estima
         return
     level = find_algorithm(config.algo.name).level
     numbers = turn_numbers(collected, estimates, level, decoders)
-    rows = [record(e, decoders, own) for e, own in zip(collected.episodes, numbers, strict=True)]
+    rows = [record(e, decoders, x) for e, x in zip(collected.episodes, numbers, strict=True)]
     for call in (call for row in rows for turn in row["turns"] for call in turn.get("calls", ())):
         del call["seconds"]  # a run that continues would differ
     jsonlines.write(run.folder / "transcripts" / f"{done}.jsonl", map(jsonlines.dumps, rows))
@@ -111,9 +111,8 @@ def report(
 
 
 def _evaluate(run: Training, state: TrainState) -> dict[str, float]:
-    step = int(state.step)
     run.playing.sampler.load(state.adapters, version_of(state.adapters))
-    return run.evaluation.evaluate(run.playing, step, run.reporter)
+    return run.evaluation.evaluate(run.playing, int(state.step), run.reporter)
 
 
 def _is_due(run: Training, every: int, done: int) -> bool:

@@ -62,10 +62,8 @@ def open_training(config: Config, *, rehearses: bool = False) -> Iterator[Traini
         storage = storage_of(config.run.dir, trains=processes.is_lead())
         run_dir = storage.path = storage.path.absolute()  # an environment may change directories
         enter(disk_errors(run_dir))
-        if processes.is_lead():
-            is_run(run_dir)  # before a lock is made there
         folder = enter(locked_directory(storage))
-        is_run(folder)  # a bucket is mirrored now
+        is_run(folder)  # and nothing else; a bucket is mirrored now
         source = enter(open_source(config.env, "train"))
         curriculum = Curriculum(source, config.env)
         pipeline = Pipeline(ahead=config.rollout.lag > 0)
@@ -97,7 +95,7 @@ def open_training(config: Config, *, rehearses: bool = False) -> Iterator[Traini
             reporter.event(str(line))
         what, machine, _ = begins.split("; ", 2)
         events.note("start", what=what, where=machine, derived=models.derived)
-        for name, old, new in (one for one in news if isinstance(one, Changed)):
+        for name, old, new in filter(lambda line: isinstance(line, Changed), news):
             events.note("changed", setting=name.removeprefix("--"), was=old, now=new)
         threads, compilations = enter(DaemonThreads()), enter(Compilations())
         enter(pipeline)

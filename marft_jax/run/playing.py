@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from concurrent.futures import Executor
 from typing import NamedTuple
@@ -36,8 +35,17 @@ class PlaySetup(NamedTuple):
     collective: processes.Collective = lambda work: work()
 
 
-def make_rollout(setup: PlaySetup, source: EnvSource, stream: Stream = Stream.TRAINING) -> Rollout:
-    """Makes what plays a team in an environment, in this process."""
+def make_rollout(
+    setup: PlaySetup,
+    source: EnvSource,
+    stream: Stream = Stream.TRAINING,
+    report: Callable[[int], None] | None = None,
+) -> Rollout:
+    """Makes what plays a team in an environment, in this process.
+
+    Args:
+        report: is called with the number of episodes that are over.
+    """
     settings = setup.config.rollout
     return Rollout(
         setup.sampler,
@@ -52,6 +60,7 @@ def make_rollout(setup: PlaySetup, source: EnvSource, stream: Stream = Stream.TR
         snapshots=setup.config.algo.part(Branching).branches > 0 and stream == Stream.TRAINING,
         stop=setup.stop,
         stream=stream,
+        report=report,
     )
 
 
@@ -59,19 +68,10 @@ def make_player(
     setup: PlaySetup,
     source: EnvSource,
     stream: Stream = Stream.TRAINING,
-    *,
     report: Callable[[int], None] | None = None,
-    cancelled: Callable[[], bool] = lambda: False,
 ) -> Player:
-    """Makes the player of a team in an environment, with all processes.
-
-    Args:
-        report: is called with the number of episodes that are over.
-        cancelled: true when playing must end, besides ``setup.stop``.
-    """
-    own, stop = make_rollout(setup, source, stream), lambda: setup.stop() or cancelled()
-    rollout = dataclasses.replace(own, stop=stop, report=report)
-    return processes.play_on_all(rollout, setup.collective)
+    """Makes the player of a team in an environment, with all processes; see ``make_rollout``."""
+    return processes.play_on_all(make_rollout(setup, source, stream, report), setup.collective)
 
 
 def play_held_out(
@@ -91,5 +91,5 @@ def play_held_out(
     sampling = tuple(s._replace(temperature=temperature) for s in setup.team.sampling)
     quiet = setup._replace(team=setup.team._replace(sampling=sampling))
     count = episodes if source.size is None else min(episodes, source.size)
-    player = make_player(quiet, source, Stream.EVALUATION, report=report)
+    player = make_player(quiet, source, Stream.EVALUATION, report)
     return player.play([Sample(task, task, sample) for task in range(start, count)], step)

@@ -22,7 +22,7 @@ from marft_jax.parallel import processes
 from marft_jax.policy import Datum, forward, pack
 from marft_jax.policy.optimiser import PolicyState
 from marft_jax.policy.policy import policy_of
-from marft_jax.run.models import Devices, TeamModels
+from marft_jax.run.models import TeamModels
 from marft_jax.sampling.bases import SamplerOfBases
 from marft_jax.sampling.constraints import forms_of
 from marft_jax.sampling.protocol import Sampler
@@ -53,31 +53,28 @@ def open_sampler(
     Raises:
         BadInput: the devices that play cannot be shared, or a user's sampler cannot be made.
     """
-    sampler = _make(models, at_once, folder)
+    config = models.config
+    sampled = {name: _sampled(name, base, models) for name, base in models.bases.items()}
+    if isinstance(config.rollout, Rollout):
+        at_once = at_once or config.algo.episodes * max(1, config.algo.part(Branching).branches)
+        slots = min(config.rollout.slots, processes.share(at_once, jax.process_count()))
+        settings = dataclasses.replace(config.rollout, slots=slots)
+        playing = mesh_lib.local_mesh(models.devices.playing)
+        meshes = mesh_lib.parts(playing, config.mesh.bases, len(sampled))
+        engines = {
+            name: _open_engine(name, models, sampled[name], settings, mesh)
+            for name, mesh in zip(sampled, meshes, strict=True)
+        }
+        sampler = SamplerOfBases(engines)
+    else:
+        process = f"{config.run.dir} {jax.process_index()}" if folder else ""
+        seed, alpha = config.run.seed, config.lora.alpha
+        setup = SamplerSetup(config.rollout, sampled, seed, alpha, folder, process)
+        sampler = make_sampler(setup)
     try:
         yield sampler
     finally:
         sampler.release()
-
-
-def _make(models: TeamModels, at_once: int | None, folder: Path | None) -> Sampler:
-    config, devices = models.config, models.devices
-    sampled = {name: _sampled(name, base, models) for name, base in models.bases.items()}
-    process = f"{config.run.dir} {jax.process_index()}" if folder else ""
-    own = config.run.seed, config.lora.alpha, folder, process
-    setup = SamplerSetup(config.rollout, sampled, *own)
-    if not isinstance(config.rollout, Rollout):
-        return make_sampler(setup)
-    at_once = at_once or config.algo.episodes * max(1, config.algo.part(Branching).branches)
-    playing = mesh_lib.local_mesh(devices.playing)
-    shares = mesh_lib.parts(playing, config.mesh.bases, len(models.bases))
-    slots = min(config.rollout.slots, processes.share(at_once, jax.process_count()))
-    settings = dataclasses.replace(config.rollout, slots=slots)
-    engines = {
-        name: _open_engine(name, base, setup, settings, devices, share)
-        for (name, base), share in zip(models.bases.items(), shares, strict=True)
-    }
-    return SamplerOfBases(engines)
 
 
 def engine_on(
@@ -92,18 +89,7 @@ def engine_on(
 ) -> Engine:
     """Opens an engine without a team, on a base that others may share, with a stack of adapters
     that change nothing until each is replaced (``Engine.replace``)."""
-    engine = Engine(
-        base.config,
-        base.graphdef,
-        base.params,
-        mesh,
-        shape,
-        eos_ids=base.tokenizer.eos_ids,
-        seed=seed,
-        alpha=1.0,
-        decode=base.tokenizer.decode,
-        forms=forms_of(base.tokenizer, base.config.vocab_size),
-    )
+    engine = _engine(base, mesh, shape, seed, alpha=1.0)
     stack = lora.empty(base.config, adapters=adapters, rank=rank, targets=targets)
     engine.load({MAIN: jax.device_put(stack, mesh_lib.replicated(mesh))}, "")
     return engine
@@ -112,7 +98,7 @@ def engine_on(
 def _sampled(name: str, base: BaseModel, models: TeamModels) -> SampledBase:
     """What a sampler has to know of a base and of the agents on it."""
     team = models.team
-    members = [i for i, own in enumerate(team.bases) if own == name]
+    members = [agent for agent, base_of_agent in enumerate(team.bases) if base_of_agent == name]
     return SampledBase(
         source=base.source,
         adapters=team.adapter_names[name],
@@ -126,26 +112,41 @@ def _sampled(name: str, base: BaseModel, models: TeamModels) -> SampledBase:
 
 
 def _open_engine(
-    name: str, base: BaseModel, setup: SamplerSetup, settings: Rollout, devices: Devices, mesh: Mesh
+    name: str, models: TeamModels, sampled: SampledBase, settings: Rollout, mesh: Mesh
 ) -> Engine:
     """Opens the engine of a base on a mesh, which gets a copy of the base where it only plays."""
-    sampled = setup.bases[name]
-    held = mesh_lib.local_mesh(devices.learning) if devices.are_apart else mesh
-    params = mesh_lib.localize(base.params, held)
+    base, devices, config = models.bases[name], models.devices, models.config
     if devices.are_apart:
+        params = mesh_lib.localize(base.params, mesh_lib.local_mesh(devices.learning))
         params = copy_base(params, mesh_lib.placer(mesh))
+    else:
+        params = mesh_lib.localize(base.params, mesh)
+    shape = Shape(settings.slots, settings.chunk, sampled.context, sampled.longest)
+    base, seed, alpha = base._replace(params=params), config.run.seed, config.lora.alpha
+    return _engine(base, mesh, shape, seed, alpha, name, settings.reuse)
+
+
+def _engine(
+    base: BaseModel,
+    mesh: Mesh,
+    shape: Shape,
+    seed: int,
+    alpha: float,
+    name: str = MAIN,
+    reuse: bool = True,
+) -> Engine:
     return Engine(
         base.config,
         base.graphdef,
-        params,
+        base.params,
         mesh,
-        Shape(settings.slots, settings.chunk, sampled.context, sampled.longest),
-        eos_ids=sampled.eos_ids,
-        seed=setup.seed,
-        alpha=setup.alpha,
-        decode=sampled.decode,
+        shape,
+        eos_ids=base.tokenizer.eos_ids,
+        seed=seed,
+        alpha=alpha,
+        decode=base.tokenizer.decode,
         name=name,
-        reuse=settings.reuse,
+        reuse=reuse,
         forms=forms_of(base.tokenizer, base.config.vocab_size),
     )
 
@@ -156,11 +157,11 @@ def adapter_tools(models: TeamModels, name: str) -> AdapterTools:
     mesh = mesh_lib.local_mesh(models.devices.learning)
 
     def draw() -> Matrices:
-        key, numbers = jax.random.key(0), range(count)
-        fresh = lora.init(
-            key, base.config, adapters=numbers, rank=config.rank, targets=config.targets
+        key, rank = jax.random.key(0), config.rank
+        drawn = lora.init(
+            key, base.config, adapters=range(count), rank=rank, targets=config.targets
         )
-        return jax.device_get(fresh)
+        return jax.device_get(drawn)
 
     def write(folder: Path, matrices: Matrices, each_expert: bool) -> None:
         if unnamed := peft.unnamed(base.config.files, config.targets):
@@ -169,15 +170,10 @@ def adapter_tools(models: TeamModels, name: str) -> AdapterTools:
                 f"{', '.join(unnamed)}, so that an adapter of peft cannot name them; use "
                 "--rollout.sampler engine, or other targets"
             )
+        inside, spelling = peft.layers_in(base.source), dict(base.config.spelling)
+        layers_with, source = base.config.layers_with, base.source
         peft.write(
-            folder,
-            matrices,
-            config.alpha,
-            base.source,
-            peft.layers_in(base.source),
-            base.config.layers_with,
-            dict(base.config.spelling),
-            each_expert,
+            folder, matrices, config.alpha, source, inside, layers_with, spelling, each_expert
         )
 
     def score(stacks: Sequence[Matrices], actions: Sequence[Scored]) -> list[np.ndarray]:

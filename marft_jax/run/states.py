@@ -30,9 +30,8 @@ from marft_jax.team.prompts import Team
 
 def make_learner(models: TeamModels, teaching: Teaching | None = None) -> Learner:
     """Makes the learner of a team."""
-    algorithm = find_algorithm(models.config.algo.name)
-    how = models.team, algorithm, models.devices.learning, teaching
-    return Learner(models.learning, models.bases, *how)
+    algorithm, mesh = find_algorithm(models.config.algo.name), models.devices.learning
+    return Learner(models.learning, models.bases, models.team, algorithm, mesh, teaching)
 
 
 def fresh_state(models: TeamModels, learner: Learner) -> TrainState:
@@ -49,12 +48,10 @@ def initial_state(models: TeamModels, fresh: TrainState) -> TrainState:
         BadInput: as ``interop.initial.initial_adapters``; or the run has no intact checkpoint.
     """
     settings, saved = models.config.lora, None
-    run = settings.init
-    if run is not None and run.startswith("hub:"):
-        run = str(load_extra("lora.hub")(run))
-        settings = dataclasses.replace(settings, init=run)
-    storage = storage_of(run or "")
-    if run is not None and (storage.path / "checkpoints").is_dir():
+    if settings.init is not None and settings.init.startswith("hub:"):
+        folder = str(load_extra("lora.hub")(settings.init))
+        settings = dataclasses.replace(settings, init=folder)
+    if (run := settings.init) and ((storage := storage_of(run)).path / "checkpoints").is_dir():
         with Checkpoints(storage, {}, keep=1) as checkpoints:
             saved = checkpoints.restore_adapters()
         if saved is None:
@@ -118,15 +115,12 @@ def open_teaching(models: TeamModels) -> Teaching | None:
                 f"agent {profile.name!r}: teacher: expected a base with the vocabulary of the "
                 f"agent's own, whose tokens it scores, got {bases[base].source}"
             )
-    inits: dict[str, list[str | None]] = {base: [] for base in bases}
-    owners: list[int | None] = []
-    for teacher, base in zip(team.teachers, on, strict=True):
-        if teacher is not None and teacher.init not in inits[base]:
-            inits[base].append(teacher.init)
-        owners.append(inits[base].index(teacher.init) if teacher else None)
+    pairs = dict.fromkeys((b, t.init) for b, t in zip(on, team.teachers, strict=True) if t)
+    inits = {base: [init for b, init in pairs if b == base] for base in bases}
+    owners = [inits[b].index(t.init) if t else None for b, t in zip(on, team.teachers, strict=True)]
     adapters = {
-        base: _adapters(config, team, base, bases[base], own) if any(own) else None
-        for base, own in inits.items()
+        base: _adapters(config, team, base, bases[base], inits[base]) if any(inits[base]) else None
+        for base in bases
     }
     placed = mesh_lib.put(jax.device_get(adapters), mesh_lib.replicated(mesh))
     return Teaching(bases, on, owners, placed)

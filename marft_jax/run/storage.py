@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +10,6 @@ from pathlib import Path
 from marft_jax.errors import BadInput
 from marft_jax.formats import documents
 from marft_jax.plugins import load_extra
-from marft_jax.settings.config import Config
 from marft_jax.settings.setting import is_address
 
 
@@ -80,8 +78,11 @@ def is_run(run: Path) -> bool:
     if not os.path.isdir(run) or not os.access(run, os.R_OK | os.X_OK):
         return False
     there = {path.name for path in run.iterdir() if holds_something(path)}
-    began = _is_resolved(run / "config.yaml") or any(run.glob("checkpoints/*/meta.json"))
-    began = began or "lock" in there and documents.is_of_run(run / "team.yaml")  # killed since
+    began = (
+        documents.is_of_run(run / "config.yaml")
+        or any(run.glob("checkpoints/*/meta.json"))
+        or ("lock" in there and documents.is_of_run(run / "team.yaml"))  # killed since
+    )
     others = sorted(n for n in there - {*_LOCKS} if not n.startswith((".", "unsaved-")))
     if others and not began:
         raise BadInput(
@@ -89,16 +90,6 @@ def is_run(run: Path) -> bool:
             f"with {', '.join(others[:3])}{', ...' * (len(others) > 3)}; name another folder"
         )
     return began
-
-
-def _is_resolved(file: Path) -> bool:
-    """True for settings that a run wrote: with our first line, or with all sections."""
-    with contextlib.suppress(OSError):
-        lines = file.read_text("utf-8", "replace").splitlines()
-        keys = {line.partition(":")[0] for line in lines}
-        every = {section.name for section in dataclasses.fields(Config)} - {"critic"}
-        return every <= keys or documents.is_of_run(file)
-    return False
 
 
 _LOCKS = "lock", "owner", "adapters"

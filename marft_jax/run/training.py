@@ -1,6 +1,6 @@
 """An open training run: the values that its steps are made with.
 
-The training state goes from step to step as a value (``train.learn_from``). ``measuring.py``
+The training state goes from step to step as a value (``loop.learn_from``). ``measuring.py``
 measures and reports a step, ``saving.py`` saves it or takes it back.
 """
 
@@ -110,10 +110,13 @@ def rollout_source(run: Training) -> RolloutSource:
     credit, watch = make_credit(config.algo.part(Algo), playing.team), ToolWatch()
 
     def play(job: Job, cancelled: Cancelled) -> Collected:
-        player = make_player(playing, run.curriculum.source(job.level), cancelled=cancelled)
+        stoppable = playing._replace(stop=lambda: playing.stop() or cancelled())
+        player = make_player(stoppable, run.curriculum.source(job.level))
         collected = collect(player, credit, groups_with_signal, config, job.attempt)
         watch.look(job.attempt, collected.calls)
         return collected
 
-    how = playing.sampler, run.curriculum, play, config.run.steps, run.models.devices.copy_adapters
-    return RolloutSource(run.pipeline, *how)
+    copy = run.models.devices.copy_adapters
+    return RolloutSource(
+        run.pipeline, playing.sampler, run.curriculum, play, config.run.steps, copy
+    )

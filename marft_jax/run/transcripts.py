@@ -49,7 +49,7 @@ def record(
         "task": episode.task,
         "reward": episode.reward,
         "D": episode.dependency.astype(int),
-        "turns": [{**t, **own} for t, own in zip(turns, numbers or [{}] * len(turns), strict=True)],
+        "turns": [{**t, **x} for t, x in zip(turns, numbers or [{}] * len(turns), strict=True)],
         "results": [
             {"reward": result.reward, "done": result.done, "info": result.info}
             | ({"agent_rewards": dict(result.agent_rewards)} if result.agent_rewards else {})
@@ -81,27 +81,27 @@ def turn_numbers(
     level also ``advantages`` and ``values`` per token.
     """
     values_EJ = estimates.values_EJ
-    found: dict[tuple[int, int], dict[str, Any]] = {}
+    rows: dict[tuple[int, int], dict[str, Any]] = {}
     for i, (e, numbers) in enumerate(chains_of(collected.episodes)):
         end = 0
         for k in numbers:
             turn = collected.episodes[e].turns[k]
             start, end = end, end + (len(turn.action) if level == "token" else 1)
-            own_A = estimates.advantages_EJ[i, start:end]
+            advantages_A = estimates.advantages_EJ[i, start:end]
             values_A = None if values_EJ is None else values_EJ[i, start:end]
-            row = found[e, k] = {
+            row = rows[e, k] = {
                 "reward": float(collected.rewards[e][k]),
                 "value": None if values_A is None else float(values_A[0]),
-                "advantage": float(own_A.mean()),
+                "advantage": float(advantages_A.mean()),
             }
             if turn.limit is not None:
                 row["pieces"] = pieces(turn.action.tolist(), decoders[turn.agent])
                 row["logprobs"] = _short(turn.logprobs)
             if level == "token":
-                row["advantages"] = _short(own_A)
+                row["advantages"] = _short(advantages_A)
                 row |= {} if values_A is None else {"values": _short(values_A)}
     for e, episode in enumerate(collected.episodes):
-        yield [found[e, k] for k in range(len(episode.turns))]
+        yield [rows[e, k] for k in range(len(episode.turns))]
 
 
 def _short(values: np.ndarray) -> list[float]:
@@ -115,7 +115,8 @@ def render(episode: Episode, decoders: Sequence[Decode] = ()) -> RenderableType:
         decoders: of each agent; with them each turn is preceded by its prompt, special tokens
             included.
     """
-    parts: list[RenderableType] = [_task(episode.task)]
+    task = Panel(Text(printable(episode.task)), title="task", title_align="left")
+    parts: list[RenderableType] = [task]
     for step in sorted({turn.step for turn in episode.turns}):
         for turn in (turn for turn in episode.turns if turn.step == step):
             if decoders:
@@ -124,10 +125,6 @@ def render(episode: Episode, decoders: Sequence[Decode] = ()) -> RenderableType:
             parts.append(_panel(turn))
         parts += map(_answer, episode.results[step : step + 1])
     return Group(*parts)
-
-
-def _task(task: str) -> RenderableType:
-    return Panel(Text(printable(task)), title="task", title_align="left")
 
 
 def _answer(result: StepResult) -> RenderableType:
