@@ -466,7 +466,7 @@ def test_a_change_of_what_is_saved_is_named_by_its_setting_and_not_by_the_arrays
     past = {"workflow": "sequential", "a.past": "b"}
     for change, named in (
         ({"config": kl}, "--algo.kl_reference was base, is start; use the old"),
-        ({"team": past}, "team: a.past was None, is b; use the old"),
+        ({"team": past}, "team: a.past was None, is 'b'; use the old"),
         ({}, ".y was absent, is float32[1]; use the old"),
     ):
         now = {**saved, **change, "arrays": {**saved["arrays"], ".y": "float32[1]"}}
