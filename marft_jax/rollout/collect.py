@@ -9,7 +9,7 @@ import numpy as np
 
 from marft_jax import random_keys
 from marft_jax.rollout.branches import learnable, play_samples
-from marft_jax.rollout.tools_down import Called, calls_of, find_lost
+from marft_jax.rollout.tool_health import Called, calls_of, find_lost
 from marft_jax.settings.config import Algo, Config
 from marft_jax.types import Credit, Episode, Player, Sample
 

@@ -18,7 +18,7 @@ from marft_jax.learning.batch import Batch
 from marft_jax.learning.credit import agent_reward
 from marft_jax.policy.packing import known_before
 from marft_jax.rollout.collect import Collected
-from marft_jax.rollout.tools_down import Called
+from marft_jax.rollout.tool_health import Called
 from marft_jax.settings.config import Algo, Branching, Config
 from marft_jax.team.prompts import Team
 from marft_jax.types import AnsweredCall, Episode, Turn

@@ -21,7 +21,7 @@ from marft_jax.rollout.collect import Collected, collect
 from marft_jax.rollout.curriculum import Curriculum
 from marft_jax.rollout.pipeline import Cancelled, Pipeline
 from marft_jax.rollout.source import Job, RolloutSource
-from marft_jax.rollout.tools_down import ToolWatch
+from marft_jax.rollout.tool_health import ToolWatch
 from marft_jax.run.checkpoints import Checkpoints, SaveSchedule
 from marft_jax.run.guard import Guard
 from marft_jax.run.metrics import Compilations

@@ -20,7 +20,7 @@ from marft_jax.rollout import recorded
 from marft_jax.rollout.collect import collect
 from marft_jax.rollout.rollout import Rollout
 from marft_jax.rollout.source import Job
-from marft_jax.rollout.tools_down import ToolWatch, find_down
+from marft_jax.rollout.tool_health import ToolWatch, find_down
 from marft_jax.run import metrics, training, transcripts
 from marft_jax.team.profiles import Profile
 from marft_jax.team.team_files import Blueprint
