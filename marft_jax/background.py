@@ -143,8 +143,8 @@ class UsersLoop(asyncio.SelectorEventLoop):
         task = asyncio.current_task(self)
         return self._roots if task is None else self._tasks.get(task, self._roots)
 
-    def _make_task(self, loop: Any, work: Any, **given: Any) -> asyncio.Task[Any]:
-        parent, task = self._parent, asyncio.Task(work, loop=loop, **given)
+    def _make_task(self, loop: Any, work: Any, **options: Any) -> asyncio.Task[Any]:
+        parent, task = self._parent, asyncio.Task(work, loop=loop, **options)
         parent[1] += 1
         self._tasks[task] = [(*parent[0], parent[1]), 0]
         return task
@@ -153,12 +153,15 @@ class UsersLoop(asyncio.SelectorEventLoop):
         """Counts the functions that run in threads for the tasks below a place."""
         by_anyio = self._limiter.statistics().borrowers if self._limiter else ()
         places = [self._tasks[task][0] for task in by_anyio if task in self._tasks]
-        return sum(own[: len(root)] == root for own in [*self._jobs.values(), *places])
+        return sum(place[: len(root)] == root for place in [*self._jobs.values(), *places])
 
     def is_delayed(self, root: Place) -> bool:
         """True where a task below this place sleeps, and goes on soon."""
-        delays = [own for h, own in self._delays.items() if h._scheduled and not h.cancelled()]
-        return any(own[: len(root)] == root for own in delays)
+        return any(
+            place[: len(root)] == root
+            for timer, place in self._delays.items()
+            if timer._scheduled and not timer.cancelled()
+        )
 
     def writer(self, port: int) -> Place | None:
         """Finds the task that last wrote to the connection with this port, which leads to us."""
@@ -173,8 +176,8 @@ class UsersLoop(asyncio.SelectorEventLoop):
         """True where a connection is open that does not lead to us."""
         return not all(t.is_ours or t.is_closing() for t in [*self._writers.values()])
 
-    def call_at(self, when: float, callback: Any, *args: Any, **given: Any) -> Any:
-        handle = super().call_at(when, callback, *args, **given)
+    def call_at(self, when: float, callback: Any, *args: Any, **options: Any) -> Any:
+        handle = super().call_at(when, callback, *args, **options)
         if when - self.time() <= DELAY_SECONDS:
             self._delays[handle] = self.place
         return handle
@@ -185,9 +188,9 @@ class UsersLoop(asyncio.SelectorEventLoop):
         future.add_done_callback(self._jobs.pop)
         return future
 
-    async def create_connection(self, *where: Any, **given: Any) -> Any:
-        found: Any = await super().create_connection(*where, **given)
-        transport, protocol = found
+    async def create_connection(self, *where: Any, **options: Any) -> Any:
+        connection: Any = await super().create_connection(*where, **options)
+        transport, protocol = connection
         write, (_, port, *_) = transport.write, transport.get_extra_info("sockname")
 
         def noted(data: Any) -> None:

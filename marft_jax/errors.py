@@ -110,8 +110,8 @@ def place(at: Spot | None) -> str:
     Args:
         at: an exception, a running frame, or a function.
     """
-    found = [spot for spot in _spots(at) if is_users(spot[0])]
-    return f" ({found[-1][0]}:{found[-1][1]})" if found else ""
+    spots = [spot for spot in _spots(at) if is_users(spot[0])]
+    return " ({}:{})".format(*spots[-1]) if spots else ""
 
 
 def _spots(at: Spot | None) -> Iterator[tuple[str, int]]:
@@ -145,7 +145,7 @@ def printable(text: str) -> str:
     >>> printable("red: \\x1b[31m")
     'red: \\\\x1b[31m'
     """
-    return _UNSAFE.sub(lambda found: ascii(found[0])[1:-1], text)
+    return _UNSAFE.sub(lambda match: ascii(match[0])[1:-1], text)
 
 
 def one_line(text: str, longest: int = 400) -> str:

@@ -66,8 +66,8 @@ _MOST_PARTS = 100_000  # of an info
 def load_extra(name: str) -> Any:
     """Imports an entry of ``EXTRAS``."""
     module, _, attribute = EXTRAS[name].partition(":")
-    found = importlib.import_module(module)
-    return getattr(found, attribute) if attribute else found
+    extra = importlib.import_module(module)
+    return getattr(extra, attribute) if attribute else extra
 
 
 def run_command(name: str, argv: Sequence[str] | None = None) -> None:
@@ -89,18 +89,18 @@ PYTHON = "<python>:"
 _OBJECTS: dict[str, Any] = {}
 
 
-def name_of(given: Any) -> str:
+def name_of(value: Any) -> str:
     """Names an object of Python by a text that stands for it in the settings of this process.
 
     A class or function that can be imported is ``module:name``, as in a file. For anything else
     ``given_object`` keeps it, under a name that is the same whenever the object is.
     """
-    module, name = getattr(given, "__module__", ""), getattr(given, "__name__", "")
-    if module != "__main__" and name and getattr(sys.modules.get(module), name, None) is given:
+    module, name = getattr(value, "__module__", ""), getattr(value, "__name__", "")
+    if module != "__main__" and name and getattr(sys.modules.get(module), name, None) is value:
         return f"{module}:{name}"
-    digest = hashlib.sha256(repr(given).encode("utf-8", "surrogatepass")).hexdigest()
-    key = PYTHON + (name or f"{type(given).__name__}-{digest[:12]}")
-    _OBJECTS[key] = given
+    digest = hashlib.sha256(repr(value).encode("utf-8", "surrogatepass")).hexdigest()
+    key = PYTHON + (name or f"{type(value).__name__}-{digest[:12]}")
+    _OBJECTS[key] = value
     return key
 
 
@@ -129,8 +129,8 @@ def load_plugin(name: str, what: str, known: Iterable[str], kind: str = "functio
     Raises:
         BadInput: the name has another form, or cannot be imported.
     """
-    if (found := given_object(name, what)) is not None:
-        return found
+    if (plugin := given_object(name, what)) is not None:
+        return plugin
     module_name, _, attribute = name.partition(":")
     if not (module_name and attribute):
         expected = " or ".join(filter(None, (", ".join(known), f"package.module:{kind}")))
@@ -148,14 +148,14 @@ def load_plugin(name: str, what: str, known: Iterable[str], kind: str = "functio
         ):
             why += f"; start in its folder ({os.getcwd()} has none), or name that in PYTHONPATH"
         raise BadInput(f"{what} {name}: cannot import {module_name}: {why}") from error
-    found = getattr(module, attribute, None)
-    if found is None:
+    plugin = getattr(module, attribute, None)
+    if plugin is None:
         where = getattr(module, "__file__", None) or module_name  # built-in modules have no file
         raise BadInput(f"{what} {name}: {where} has no {attribute!r}")
-    return found
+    return plugin
 
 
-def settings_of(found: Any, what: str, kind: type[_S], usual: type[_S] | None = None) -> type[_S]:
+def settings_of(plugin: Any, what: str, kind: type[_S], usual: type[_S] | None = None) -> type[_S]:
     """Returns the dataclass of settings that a user's environment, algorithm or sampler declares.
 
     Args:
@@ -163,11 +163,11 @@ def settings_of(found: Any, what: str, kind: type[_S], usual: type[_S] | None = 
         kind: what the dataclass extends.
         usual: the dataclass of one that declares none; None: it must.
     """
-    own = getattr(found, "Settings", getattr(found, "settings", usual))
-    if isinstance(own, type) and issubclass(own, kind):
-        return own
+    settings = getattr(plugin, "Settings", getattr(plugin, "settings", usual))
+    if isinstance(settings, type) and issubclass(settings, kind):
+        return settings
     wanted = f"expected settings that extend {kind.__module__}.{kind.__name__}"
-    raise BadInput(f"{what}: {wanted}, got {shown(found if own is None else own)}")
+    raise BadInput(f"{what}: {wanted}, got {shown(plugin if settings is None else settings)}")
 
 
 def load_function(name: str, what: str, table: Mapping[str, _T]) -> _T:
@@ -178,10 +178,10 @@ def load_function(name: str, what: str, table: Mapping[str, _T]) -> _T:
     """
     if name in table:
         return table[name]
-    found: _T = load_plugin(name, what, table)
-    if not callable(found):
+    function: _T = load_plugin(name, what, table)
+    if not callable(function):
         raise BadInput(f"{what}: {name!r} is no function; name one")
-    return found
+    return function
 
 
 def check_takes(function: Any, what: str, *parameters: str) -> None:

@@ -119,8 +119,8 @@ def thinking_in(text: str) -> str:
     >>> thinking_in("<think>3+4 is 7.</think> The answer is 7.")
     '3+4 is 7.'
     """
-    found = (part[0] for part in THINKING.finditer(text if "think>" in text else ""))
-    return "".join(re.sub("</?think>", "", part) for part in found).strip()
+    thoughts = (part[0] for part in THINKING.finditer(text if "think>" in text else ""))
+    return "".join(re.sub("</?think>", "", part) for part in thoughts).strip()
 
 
 class StepResult(NamedTuple):
@@ -172,7 +172,7 @@ class Episode(NamedTuple):
     turns: Sequence[Turn]  # every turn, in acting order
     results: Sequence[StepResult]  # the environment's answer to each step
     # of a branch: the trunk's turn that is sampled anew, and the number of the branch there, from 1
-    # (0: the trunk's own, which another one surpassed); of an agent alone: -1, and the agent
+    # (0: the trunk's, which another sample surpassed); of an agent alone: -1, and the agent
     branch: tuple[int, int] | None = None
     # of a trunk that grew turn by turn: what each turn earned when it was compared, before others
     # of its step were chosen

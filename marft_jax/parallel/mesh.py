@@ -68,12 +68,12 @@ def make_meshes(
             f"--mesh.rollout: expected data, or data, fsdp and tensor, of as many devices of each "
             f"of {processes} processes and fewer than its {here}, got {asked_for}"
         )
-    own = np.asarray(devices).reshape(processes, here)
+    by_process = np.asarray(devices).reshape(processes, here)
     data, fsdp, tensor = shape
     playing = dataclasses.replace(config, data=data, fsdp=fsdp, tensor=tensor, rollout=())
     return (
-        make_mesh(config, own[:, :-apart].ravel().tolist(), here - apart),
-        make_mesh(playing, own[:, -apart:].ravel().tolist(), apart, "--mesh.rollout"),
+        make_mesh(config, by_process[:, :-apart].ravel().tolist(), here - apart),
+        make_mesh(playing, by_process[:, -apart:].ravel().tolist(), apart, "--mesh.rollout"),
     )
 
 
@@ -139,12 +139,6 @@ def _of_first(devices: Sequence[Any]) -> int:
     return sum(device.process_index == devices[0].process_index for device in devices)
 
 
-def local_mesh(mesh: Mesh) -> Mesh:
-    """Returns this process's part of a mesh: some of its ``data`` rows."""
-    mine = [row.flat[0].process_index == jax.process_index() for row in mesh.devices]
-    return mesh if all(mine) else Mesh(mesh.devices[np.asarray(mine)], AXES)
-
-
 def parts(mesh: Mesh, sizes: Sequence[int], bases: int) -> list[Mesh]:
     """Divides a process's part of the mesh that plays along ``data``, into a part for each base.
 
@@ -161,7 +155,7 @@ def parts(mesh: Mesh, sizes: Sequence[int], bases: int) -> list[Mesh]:
             f"{' '.join(map(str, sizes))}; change it or --mesh.data"
         )
     ends = np.cumsum(sizes)[:-1]
-    return [Mesh(own, AXES) for own in np.split(mesh.devices, ends)] if sizes else [mesh] * bases
+    return [Mesh(part, AXES) for part in np.split(mesh.devices, ends)] if sizes else [mesh] * bases
 
 
 def localize(tree: Any, mesh: Mesh) -> Any:
@@ -249,8 +243,8 @@ def serialised(mesh: Mesh, program: Any) -> Any:
     """Serialises the calls of a compiled function with those of other threads, on a mesh with
     several devices of this process. Each device must get the programs in the same order; else two
     programs that exchange data would wait for each other forever."""
-    own = [device for device in mesh.devices.flat if device.process_index == jax.process_index()]
-    return program if len(own) == 1 else _Locked(program)
+    here = [device for device in mesh.devices.flat if device.process_index == jax.process_index()]
+    return program if len(here) == 1 else _Locked(program)
 
 
 class _Locked:

@@ -30,8 +30,8 @@ def play_samples(
         samples: samples of the step, those of a group in a row.
         step: number of the attempt at the step.
     """
-    size, how = config.algo.part(Algo).group_size, config.algo.part(Branching)
-    kind = _solo if credit.solo else _best if how.branch_continue == "best" else _plain
+    size, branching = config.algo.part(Algo).group_size, config.algo.part(Branching)
+    kind = _solo if credit.solo else _best if branching.branch_continue == "best" else _plain
 
     def play(some: Sequence[Sample]) -> Played:
         try:
@@ -44,8 +44,8 @@ def play_samples(
     end, episodes = 0, list[Episode]()
     while end < len(samples):
         start, end = end, len(samples)
-        if how.branches and how.branch_budget != "none":
-            room = _room(episodes, len(samples), how.branch_budget) if episodes else size
+        if branching.branches and branching.branch_budget != "none":
+            room = _room(episodes, len(samples), branching.branch_budget) if episodes else size
             end = min(start + room - room % size, end)
         if start == end:
             break
@@ -59,8 +59,8 @@ def play_samples(
 def _room(episodes: Sequence[Episode], samples: int, budget: str) -> int:
     """Estimates how many more samples fit into a budget: the cost of ``samples`` trunks without
     branches, in episodes or in sampled tokens."""
-    tokens = [[len(t.action) * (not t.replayed) for t in e.turns] for e in episodes]
-    costs = np.asarray([1 if budget == "leaves" else sum(own) for own in tokens])
+    tokens = [sum(len(t.action) for t in e.turns if not t.replayed) for e in episodes]
+    costs = np.asarray([1] * len(episodes) if budget == "leaves" else tokens)
     is_trunk = np.asarray([e.branch is None for e in episodes])
     left = samples * costs[is_trunk].mean() - costs.sum()
     return max(0, int(left / (costs.sum() / is_trunk.sum()) + 1e-6))
@@ -76,8 +76,8 @@ def _plain(
     """
     trunks = play(samples)
     yield trunks
-    how = config.algo.part(Branching)
-    count, stops = how.branches, how.branch_continue == "random"
+    branching = config.algo.part(Branching)
+    count, stops = branching.branches, branching.branch_continue == "random"
     chosen = [(e, turn) for e in trunks.episodes for turn in branched_turns(e, config, step)]
     yield play([b for e, turn in chosen for b in _branches(e, turn, count, stops)])
 
@@ -162,7 +162,10 @@ def _solo(
     for e in alone.episodes:
         _, agent = e.branch or (-1, 0)
         earned.setdefault(e[:2], {}).setdefault(agent, []).append(float(credit(e).sum()))
-    means = {task: {a: sum(x) / len(x) for a, x in own.items()} for task, own in earned.items()}
+    means = {
+        task: {agent: sum(rewards) / len(rewards) for agent, rewards in of_agents.items()}
+        for task, of_agents in earned.items()
+    }
     yield team._replace(episodes=[e._replace(alone=means.get(e[:2], {})) for e in team.episodes])
     yield alone
 
@@ -173,14 +176,14 @@ def _branches(trunk: Episode, turn: int, count: int, stops: bool) -> list[Sample
 
 def branched_turns(episode: Episode, config: Config, step: int) -> list[int]:
     """Chooses the turns of an episode that get branches; a function of seed, step and episode."""
-    how = config.algo.part(Branching)
-    if not how.branches:
+    branching = config.algo.part(Branching)
+    if not branching.branches:
         return []
-    if how.branch_at == "random":
+    if branching.branch_at == "random":
         draw = (step, episode.index, episode.member)
         rng = random_keys.generator(config.run.seed, random_keys.Stream.BRANCHES, *draw)
         return [int(rng.integers(len(episode.turns)))]
-    return turns_at(how.branch_at, [turn.name for turn in episode.turns])
+    return turns_at(branching.branch_at, [turn.name for turn in episode.turns])
 
 
 def turns_at(at: str, names: Sequence[str]) -> list[int]:
@@ -212,9 +215,9 @@ def learnable(
             turn = episode.branch[0]
             if turn < 0:
                 continue
-            own = episode.turns[turn]._replace(sees=(), index=0)
-            is_paid = [other.player == own.player for other in episode.turns]
-            episode = episode._replace(turns=(own,))
+            anew = episode.turns[turn]._replace(sees=(), index=0)
+            is_paid = [other.player == anew.player for other in episode.turns]
+            episode = episode._replace(turns=(anew,))
             earned = earned[[turn]] if by_step else earned[is_paid].sum(keepdims=True)
         episodes.append(episode)
         rewards.append(earned)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping, Sequence
-from typing import Any, NamedTuple
+from types import FrameType
+from typing import Any, NamedTuple, TypeVar
 
 from marft_jax.envs.base import Env
 from marft_jax.envs.threads import Calls
-from marft_jax.errors import BadInput, place
+from marft_jax.errors import BadInput, Spot, place
 from marft_jax.models.tokenizers.tokenizer import Message
 from marft_jax.plugins import result_of, shown, text_of
 from marft_jax.team.prompts import ContextFull, Team
@@ -15,6 +16,8 @@ from marft_jax.team.protocol import Pause, Step, check_acts, check_step
 from marft_jax.team.workflows import Workflow
 from marft_jax.tools import EpisodeTools, find_calls, messages_of
 from marft_jax.types import Act, AnsweredCall, StepResult, Turn
+
+_T = TypeVar("_T")
 
 
 class Limits(NamedTuple):
@@ -64,10 +67,12 @@ class EnvSession:
     def reset(self, task: int) -> str:
         """Creates the environment and returns its first observation."""
         self.task, self._env = task, self._create()
-        observation = _text("reset: the task", self._env.reset, task)
+        reset, players = self._env.reset, getattr(self._env, "players", None)
+        observation = _checked(reset, text_of, "reset: the task", reset(task))
         self._has_tool = getattr(self._env, "tool", None) is not None
-        if getattr(self._env, "players", None) is not None:
-            self.players = _players(self._env, self._team.names)
+        if players is not None:
+            names = self._team.names
+            self.players = _checked(players, _players, players(names), names)
         return observation
 
     def start(
@@ -117,15 +122,15 @@ class EnvSession:
             return End()  # whatever the workflow wants
         if isinstance(wanted, Pause):
             return wanted
-        try:
-            if isinstance(wanted, Step):
-                return check_step(wanted, turns, first)
-            return check_acts(wanted, self._team, len(turns), self.limits.turns)
-        except BadInput as error:
-            raise BadInput(f"--team.workflow: {error}{_place_in(self._generator)}") from None
+        at = _frame_of(self._generator)
+        if isinstance(wanted, Step):
+            return _checked(at, check_step, wanted, turns, first, what="--team.workflow: ")
+        most = self.limits.turns
+        return _checked(at, check_acts, wanted, self._team, most, what="--team.workflow: ")
 
     def _view(self, agent: str, observation: str) -> str:
-        return _text("view", self._env.view, agent, observation)
+        view = self._env.view
+        return _checked(view, text_of, "view", view(agent, observation))
 
     def step(self, turns: Sequence[Turn], acted: Sequence[str]) -> StepResult:
         """Steps the environment.
@@ -135,14 +140,12 @@ class EnvSession:
             acted: names of the agents that acted in this step; they alone may be rewarded, but
                 for the players of a game.
         """
-        answer = self._env.step(turns)
-        try:
-            result = result_of(answer, {*self.players, *self.players.values()} or acted)
-        except BadInput as error:
-            what, code = f"the step of environment {type(self._env).__name__}", self._env.step
-            if (program := getattr(self._env, "play", None)) is not None:
-                what, code = "what the program returned", program
-            raise BadInput(f"{what}: {error}{place(code)}") from None
+        what, code = f"the step of environment {type(self._env).__name__}: ", self._env.step
+        answer = code(turns)
+        if (program := getattr(self._env, "play", None)) is not None:
+            what, code = "what the program returned: ", program
+        paid = {*self.players, *self.players.values()} or acted
+        result = _checked(code, result_of, answer, paid, what=what)
         if self.limits.snapshots and hasattr(self._env, "snapshot"):
             result = result._replace(snapshot=self._env.snapshot())
         return result
@@ -157,7 +160,7 @@ class EnvSession:
         Args:
             calls: number of calls before it in its act.
         """
-        has_tools = bool(self._team.tools_of(agent).sources) or self._has_tool
+        has_tools = bool(self._team.tools[agent].sources) or self._has_tool
         return has_tools and calls < self.limits.tool_calls
 
     def answer_tools(
@@ -173,15 +176,16 @@ class EnvSession:
             The answers as messages, and the calls of the agent's tools; None where the turn calls
             nothing.
         """
-        box, tokenizer = self._team.tools_of(turn.agent), self._team.tokenizers[turn.agent]
+        box, tokenizer = self._team.tools[turn.agent], self._team.tokenizers[turn.agent]
         if recorded:
             self._tools.repeat(box, recorded)
             return messages_of(recorded), tuple(recorded)
         _, calls = find_calls(turn.action.tolist(), box.definitions, tokenizer, turn.form)
         names = {tool.name for tool in box.tools}
         if self._has_tool and not any(call.name in names for call in calls):
-            text = _text("the environment's tool", self._env.tool, turn, or_none=True)
-            if text is not None:
+            tool = self._env.tool
+            if (text := tool(turn)) is not None:
+                text = _checked(tool, text_of, "the environment's tool", text)
                 return [{"role": "user", "content": text}], ()
         answered = self._tools.answer(box, calls)
         return (messages_of(answered), answered) if calls else None
@@ -194,25 +198,23 @@ class EnvSession:
             generator.close()
 
 
-def _text(what: str, code: Callable[..., Any], *given: Any, or_none: bool = False) -> Any:
-    """Calls users' code that returns a text, and checks it."""
-    answer = code(*given)
+def _checked(at: Spot | None, check: Callable[..., _T], *values: Any, what: str = "") -> _T:
+    """Checks what users' code returned; an error names the place of this code."""
     try:
-        return None if or_none and answer is None else text_of(what, answer)
+        return check(*values)
     except BadInput as error:
-        raise BadInput(f"{error}{place(code)}") from None
+        raise BadInput(f"{what}{error}{place(at)}") from None
 
 
-def _players(env: Any, names: Sequence[str]) -> dict[str, str]:
-    found: Mapping[str, Any] | None = env.players(names)
-    if not isinstance(found, Mapping) or not all(found.get(name) for name in names):
-        raise BadInput(f"players: expected the player of each of {', '.join(names)}, got "
-                       f"{shown(found)}{place(env.players)}")  # fmt: skip
-    return {name: text_of("players", found[name]) for name in names}
+def _players(players: Any, names: Sequence[str]) -> dict[str, str]:
+    if not isinstance(players, Mapping) or not all(players.get(name) for name in names):
+        wanted = f"expected the player of each of {', '.join(names)}"
+        raise BadInput(f"players: {wanted}, got {shown(players)}")
+    return {name: text_of("players", players[name]) for name in names}
 
 
-def _place_in(generator: Any) -> str:
-    """Finds the line at which a generator yielded."""
+def _frame_of(generator: Any) -> FrameType | None:
+    """Returns the frame in which a generator yielded."""
     while (inner := getattr(generator, "gi_yieldfrom", None)) is not None:
         generator = inner
-    return place(getattr(generator, "gi_frame", None))
+    return getattr(generator, "gi_frame", None)

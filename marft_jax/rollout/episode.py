@@ -8,13 +8,12 @@ their own (``env_session``); whoever runs the coroutine decides when an answer t
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 from marft_jax.plugins import load_extra
-from marft_jax.rollout.actions import Action, ActionSampler, expect
+from marft_jax.rollout.actions import TurnSampler, expect
 from marft_jax.rollout.env_session import End, EnvSession
 from marft_jax.rollout.rounds import together
-from marft_jax.sampling.stops import text_of
 from marft_jax.team.prompts import Team
 from marft_jax.team.protocol import Pause, Step
 from marft_jax.team.workflows import Workflow
@@ -26,7 +25,7 @@ async def play_episode(
     workflow: Callable[[Team, str], Workflow],
     env: EnvSession,
     sample: Sample,
-    sampler: ActionSampler,
+    sampler: TurnSampler,
 ) -> Episode:
     """Plays an episode from its reset to its end.
 
@@ -67,21 +66,21 @@ async def play_episode(
 
 
 async def _step(
-    env: EnvSession, step: Step, own: Sequence[Turn], branch: Branch | None, number: int
+    env: EnvSession, step: Step, turns: Sequence[Turn], branch: Branch | None, number: int
 ) -> StepResult:
     """Gets the environment's answer to a step; a branch repeats that of its trunk.
 
     Args:
-        own: all turns of the step.
+        turns: all turns of the step.
         number: of the step.
     """
     before = None
-    if branch and all(turn.replayed for turn in own):
+    if branch and all(turn.replayed for turn in turns):
         before = branch.trunk.results[number]
         if before.snapshot is not None:
             await env.call("restore", env.restore, before.snapshot)
             return before
-    acted = [turn.name for turn in own]
+    acted = [turn.name for turn in turns]
     result = await env.call("step", env.step, tuple(map(_graded, step.turns)), acted)
     result = result._replace(info={**result.info, **step.info})
     if before is not None:
@@ -96,31 +95,30 @@ def _graded(turn: Turn) -> Turn:
 
 
 async def _act(
-    team: Team, env: EnvSession, sampler: ActionSampler, acts: Sequence[Act], turns: list[Turn]
+    team: Team, env: EnvSession, sampler: TurnSampler, acts: Sequence[Act], turns: list[Turn]
 ) -> list[Turn]:
     """Lets agents act together; adds their turns to ``turns`` and returns the last of each."""
-    acted, asked = sum(turn.tool is None for turn in turns), len(turns)
+    acted, begun = sum(turn.tool is None for turn in turns), len(turns)
     numbers = range(acted, acted + len(acts))
 
     async def act_of(number: int, act: Act | None) -> list[Turn]:
         """Lets one agent act, and again after each call of a tool."""
-        nonlocal asked
-        own = list[Turn]()
+        nonlocal begun
+        turns_of_act = list[Turn]()
         while act is not None:
-            asked += 1
-            if not (calls := asked < env.limits.turns and env.may_call(act.agent, len(own))):
-                act = team.without_calls(act)
-            action = await sampler(act, (number, len(own)), numbers)
-            turn, act = _turn(team, act, action, env.players), None
-            if calls:
-                turn, act = await _use_tools(team, env, turn, action)
-            own.append(turn)
-        return own
+            begun += 1
+            calls = len(turns_of_act)
+            may_call = begun < env.limits.turns and env.may_call(act.agent, calls)
+            act = act if may_call else team.without_calls(act)
+            turn = await sampler(act, (number, calls), numbers)
+            turn, act = await _use_tools(team, env, turn, may_call)
+            turns_of_act.append(turn)
+        return turns_of_act
 
     answers = list[Turn]()
-    for own in await together([act_of(n, act) for n, act in zip(numbers, acts, strict=True)]):
+    for turns_of_act in await together(list(map(act_of, numbers, acts))):
         first = len(turns)
-        for call, turn in enumerate(own):
+        for call, turn in enumerate(turns_of_act):
             before = range(first, first + call)  # the agent's turns before its last tool call
             turns.append(turn._replace(index=first + call, sees=(*turn.sees, *before)))
         answers.append(turns[-1])
@@ -128,47 +126,23 @@ async def _act(
 
 
 async def _use_tools(
-    team: Team, env: EnvSession, turn: Turn, action: Action
+    team: Team, env: EnvSession, turn: Turn, may_call: bool
 ) -> tuple[Turn, Act | None]:
     """Answers what a turn calls. Returns the turn with its calls, and the act in which the agent
     goes on; None where it called nothing, or has no room to go on."""
-    answered = await env.call("tool", env.answer_tools, turn, action.calls)
+    recorded = turn
+    turn = turn._replace(player=env.players.get(turn.name, ""), calls=(), tool=None)
+    answered = None
+    if may_call:
+        answered = await env.call("tool", env.answer_tools, turn, recorded.calls)
     if answered is None:
         return turn, None
     messages, calls = answered
     turn = turn._replace(calls=calls)
-    act = team.resume(turn, messages, team.tools_of(turn.agent).definitions)
+    act = team.resume(turn, messages, team.tools[turn.agent].definitions)
     if act is None:
         return turn, None
     answer = "\n".join(message["content"] for message in messages)
-    if action.trunk is not None:
-        expect(env.task, "tool's answer", action.trunk.tool, answer)
+    if turn.replayed:
+        expect(env.task, "tool's answer", recorded.tool, answer)
     return turn._replace(answers=False, tool=answer), act
-
-
-def _turn(team: Team, act: Act, action: Action, players: Mapping[str, str]) -> Turn:
-    completion, profile = action.completion, team.profiles[act.agent]
-    said = functools.partial(team.tokenizers[act.agent].said, act.prompt.tolist())
-    for array in (act.prompt, completion.ids, completion.logprobs):
-        array.setflags(write=False)  # users' code that gets the turn cannot change it
-    return Turn(
-        agent=act.agent,
-        name=profile.name,
-        step=act.step,
-        prompt=act.prompt,
-        action=completion.ids,
-        logprobs=completion.logprobs,
-        text=text_of(completion.ids.tolist(), act.sampling.stop, said),
-        answers=profile.answers,
-        sees=act.sees,
-        truncated=completion.reason == "length",
-        temperature=act.sampling.temperature or 1.0,
-        start=act.start,
-        limit=act.sampling.max_new_tokens,
-        filtered_mass=completion.filtered_mass,
-        replayed=action.trunk is not None,
-        player=players.get(profile.name, ""),
-        version=completion.version,
-        choices=act.choices,
-        form=act.form,
-    )

@@ -84,11 +84,11 @@ class Pipeline(contextlib.AbstractContextManager["Pipeline"]):
 
     def wait_for(self, arrays: Any) -> None:
         """Waits until the devices have computed the arrays; raises as ``check`` does meanwhile."""
-        own: list[Any] = [x for x in jax.tree.leaves(arrays) if isinstance(x, jax.Array)]
-        while self._ahead and not all(x.is_ready() for x in own):
+        leaves: list[Any] = [x for x in jax.tree.leaves(arrays) if isinstance(x, jax.Array)]
+        while self._ahead and not all(x.is_ready() for x in leaves):
             self.check()
             time.sleep(_POLL_SECONDS)
-        jax.block_until_ready(own)  # pyright: ignore[reportUnknownMemberType]
+        jax.block_until_ready(leaves)  # pyright: ignore[reportUnknownMemberType]
 
     def collective(self, work: Callable[[], _T]) -> _T:
         """Runs what all processes must run in one order: in the learner's thread, see above.

@@ -21,66 +21,74 @@ import functools
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Annotated, Any
 
 import numpy as np
-from pydantic import TypeAdapter, ValidationError
+import pydantic
+from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError
 
 from marft_jax.envs.base import Env
 from marft_jax.errors import BadInput, reason
 from marft_jax.formats import foreign, jsonlines
 from marft_jax.models.tokenizers.tokenizer import Tokenizer
-from marft_jax.plugins import Failure, number_of, shown, text_of
-from marft_jax.rollout.actions import Action, ActionSampler, places_of
+from marft_jax.plugins import Failure, shown, text_of
+from marft_jax.rollout.actions import TurnSampler, places_of, turn_of
 from marft_jax.rollout.rollout import Rollout
 from marft_jax.sampling import stops
 from marft_jax.sampling.protocol import Completion
-from marft_jax.settings.setting import fault_of
+from marft_jax.settings.setting import Natural, fault_of
 from marft_jax.team.profiles import Profile
 from marft_jax.team.prompts import Team
 from marft_jax.types import Act, AnsweredCall, Episode, FailedEpisode, Sample, StepResult, Turn
 
-_CALLS = TypeAdapter(tuple[AnsweredCall, ...])
 _AT_ONCE = 256  # episodes that are played together
 _FORM = 'expected {"task": ..., "turns": [{"agent": ..., "text": ...}, ...]}'
+_Text = Annotated[
+    str, BeforeValidator(lambda text: text_of("text", text) if isinstance(text, str) else text)
+]
 
 
-class RecordedTurn(NamedTuple):
+@pydantic.dataclasses.dataclass(frozen=True)
+class RecordedTurn:
     """A recorded turn.
 
     Attributes:
-        tool: the turn called a tool.
+        tool: the answer of a tool that the turn called, or true.
         truncated: its token limit cut it off.
         calls: its calls of the agent's tools, whose answers are used in place of new calls.
         ids: its tokens as they were sampled, as the line has them: unchecked.
     """
 
     agent: str
-    text: str
-    tool: bool = False
+    text: _Text
+    tool: bool | str | None = None
     truncated: bool = False
     calls: tuple[AnsweredCall, ...] = ()
     ids: Any = None
 
 
-class Demonstration(NamedTuple):
+@pydantic.dataclasses.dataclass(frozen=True)
+class Demonstration:
     """A recorded episode.
 
     Attributes:
         where: file and line number, for messages.
         line: the line itself.
+        turns: turns in acting order.
         number: number of its task in the environment; None where only the text is known.
         task: text of its task; None where only the number is known.
-        turns: turns in acting order.
         reward: reward when it was recorded; None where it is not known.
     """
 
     where: str
     line: str
-    number: int | None
-    task: str | None
-    turns: tuple[RecordedTurn, ...]
-    reward: float | None = None
+    turns: Annotated[tuple[RecordedTurn, ...], Field(min_length=1)]
+    number: Natural | None = None
+    task: _Text | None = None
+    reward: Annotated[float, Field(allow_inf_nan=False)] | None = None
+
+
+_DEMONSTRATION = TypeAdapter(Demonstration)
 
 
 def read(file: str) -> Iterator[Demonstration | str]:
@@ -101,50 +109,19 @@ def read(file: str) -> Iterator[Demonstration | str]:
 def _parsed(line: bytes, where: str) -> Demonstration | str:
     try:
         text = line.decode("utf-8-sig").strip()
-        return _demonstration(where, text, json.loads(text))
-    except BadInput as error:
-        return f"{where}: {error}"
+        row = json.loads(text)
+        if isinstance(row, dict):
+            row = {**row, "number": row.get("index"), "where": where, "line": text}
+            if not isinstance(row.get("task"), str | None):
+                row |= {"number": row["task"], "task": None}
+        demonstration = _DEMONSTRATION.validate_python(row)
+    except ValidationError as error:
+        return f"{where}: {_FORM}, got {fault_of(error, Demonstration)}"
     except (ValueError, RecursionError) as error:
         return f"{where}: {_FORM}, got no JSON: {reason(error)}"
-
-
-def _demonstration(where: str, line: str, row: Any) -> Demonstration:
-    fields = _fields(row)
-    turns: Any = fields.get("turns")
-    if not isinstance(turns, list) or not turns:
-        raise BadInput(f"{_FORM}, got {shown(row)}")
-    index, task, reward = (fields.get(key) for key in ("index", "task", "reward"))
-    if type(task) is int:
-        index, task = task, None
-    if index is None and task is None or not (index is None or type(index) is int and index >= 0):
-        raise BadInput(f"expected the number or the text of its task, got {shown(index)}")
-    return Demonstration(
-        where,
-        line,
-        index,
-        None if task is None else text_of("task", task),
-        tuple(_turn(turn, f"turn {k}") for k, turn in enumerate(turns, 1)),  # pyright: ignore
-        None if reward is None else number_of("reward", reward),
-    )
-
-
-def _fields(row: Any) -> dict[str, Any]:
-    return cast(dict[str, Any], row) if isinstance(row, dict) else {}
-
-
-def _turn(turn: Any, what: str) -> RecordedTurn:
-    fields = _fields(turn)
-    agent, tool, cut = (fields.get(key) for key in ("agent", "tool", "truncated"))
-    if not isinstance(agent, str):
-        raise BadInput(f'{what}: expected {{"agent": ..., "text": ...}}, got {shown(turn)}')
-    text = text_of(f"{what}, text", fields.get("text"))
-    try:
-        calls = _CALLS.validate_python(fields.get("calls", ()))
-    except ValidationError as error:
-        raise BadInput(f"{what}, calls{fault_of(error, tuple[AnsweredCall, ...])}") from None
-    calls = tuple(call._replace(answer=text_of(what, call.answer)) for call in calls)
-    ids = fields.get("ids")
-    return RecordedTurn(agent, text, tool not in (None, False), cut is True, calls, ids)
+    if demonstration.number is None and demonstration.task is None:
+        return f"{where}: expected the number or the text of its task, got none"
+    return demonstration
 
 
 def demonstrated(
@@ -181,44 +158,42 @@ def replay(demonstrations: Sequence[Demonstration], rollout: Rollout) -> list[Ep
     sampling = tuple(s._replace(temperature=1.0) for s in rollout.team.sampling)
     team = rollout.team._replace(sampling=sampling)
 
-    def recorded(sample: Sample) -> ActionSampler:
-        return _recorded_sampler(demonstrations[sample.index], team)
-
     player = dataclasses.replace(
         rollout,
         sampler=None,
         team=team,
         create_env=lambda: _RecordedTask(demonstrations, rollout.create_env),
         max_failed=None,
-        recorded=recorded,
+        recorded=lambda sample: _recorded_sampler(demonstrations[sample.index], team),
     )
-    found = list[Episode | FailedEpisode]()
+    episodes = list[Episode | FailedEpisode]()
     for first in range(0, len(demonstrations), _AT_ONCE):
         numbers = range(first, min(first + _AT_ONCE, len(demonstrations)))
         played = player.play([Sample(i, i) for i in numbers], 0)
-        found += sorted([*played.episodes, *played.failed], key=lambda episode: episode.index)
-    return [_checked(*pair) for pair in zip(demonstrations, found, strict=True)]
+        episodes += sorted([*played.episodes, *played.failed], key=lambda episode: episode.index)
+    return [_checked(*pair) for pair in zip(demonstrations, episodes, strict=True)]
 
 
-def _checked(own: Demonstration, episode: Episode | FailedEpisode) -> Episode | str:
+def _checked(demonstration: Demonstration, episode: Episode | FailedEpisode) -> Episode | str:
     """Returns the episode of a demonstration, or a message that says how it differs."""
+    where, wanted = demonstration.where, len(demonstration.turns)
     if isinstance(episode, FailedEpisode):
-        return f"{own.where}: {episode.why}"
-    if (ends := len(episode.turns)) < len(own.turns):
+        return f"{where}: {episode.why}"
+    if (ends := len(episode.turns)) < wanted:
         cut = episode.results[-1].info.get("truncated")
         why = f" (its {cut} are full)" if cut else ""
-        return f"{own.where}: the episode ends after turn {ends} of {len(own.turns)}{why}"
+        return f"{where}: the episode ends after turn {ends} of {wanted}{why}"
     turns = tuple(turn._replace(choices=(), form="") for turn in episode.turns)
-    index = episode.index if own.number is None else own.number
+    index = episode.index if demonstration.number is None else demonstration.number
     return episode._replace(index=index, turns=turns)
 
 
-def _recorded_sampler(own: Demonstration, team: Team) -> ActionSampler:
-    """Makes what finds the recorded actions of a demonstration."""
-    places = places_of([turn.tool for turn in own.turns])
-    turns = dict(zip(places, enumerate(own.turns, 1), strict=True))
+def _recorded_sampler(demonstration: Demonstration, team: Team) -> TurnSampler:
+    """Makes what finds the recorded turns of a demonstration."""
+    places = places_of([turn.tool not in (None, False) for turn in demonstration.turns])
+    turns = dict(zip(places, enumerate(demonstration.turns, 1), strict=True))
 
-    async def find(act: Act, place: tuple[int, int], together: range) -> Action:
+    async def find(act: Act, place: tuple[int, int], together: range) -> Turn:
         if place not in turns:
             raise Failure(f"it has no turn {len(turns) + 1}, which comes then")
         (k, turn), name = turns[place], team.names[act.agent]
@@ -230,11 +205,12 @@ def _recorded_sampler(own: Demonstration, team: Team) -> ActionSampler:
         tokenizer, limit = team.tokenizers[act.agent], act.sampling.max_new_tokens
         ids: list[int] = turn.ids if isinstance(turn.ids, list) else []  # pyright: ignore
         known = {*map(type, ids)} == {int} and len(ids) <= limit and {*ids} <= tokenizer.tokens
-        said = functools.partial(tokenizer.said, act.prompt.tolist())
-        if not known or stops.text_of(ids, act.sampling.stop, said) != turn.text:
+        decode = functools.partial(tokenizer.said, act.prompt.tolist())
+        if not known or stops.text_of(ids, act.sampling.stop, decode) != turn.text:
             ids = _recorded_ids(turn, tokenizer, limit, f"turn {k}")
-        why, logprobs = "length" if turn.truncated else "end", np.zeros(len(ids), np.float32)
-        return Action(Completion(np.asarray(ids, np.int32), logprobs, why), turn.calls)
+        reason, logprobs = "length" if turn.truncated else "end", np.zeros(len(ids), np.float32)
+        completion = Completion(np.asarray(ids, np.int32), logprobs, reason)
+        return turn_of(team, act, completion)._replace(calls=turn.calls)
 
     return find
 
@@ -262,21 +238,21 @@ class _RecordedTask:
         self._env: Any = None
 
     def reset(self, seed: int) -> str:
-        self._own = own = self._demonstrations[seed]
-        if own.number is None:
-            return own.task or ""
+        self._demonstration = demonstration = self._demonstrations[seed]
+        if demonstration.number is None:
+            return demonstration.task or ""
         self._env = self._create()
-        task = text_of("reset: the task", self._env.reset(own.number))
-        if own.task not in (None, task):
+        task = text_of("reset: the task", self._env.reset(demonstration.number))
+        if demonstration.task not in (None, task):
             raise BadInput(
-                f"task {own.number} of this environment is {shown(task)}, expected "
-                f"{shown(own.task)}; see --env, or leave the number out"
+                f"task {demonstration.number} of this environment is {shown(task)}, expected "
+                f"{shown(demonstration.task)}; see --env, or leave the number out"
             )
         return task
 
     def step(self, turns: Sequence[Turn]) -> StepResult:
         if self._env is None:
-            return StepResult("", self._own.reward or 0.0, done=True)
+            return StepResult("", self._demonstration.reward or 0.0, done=True)
         return self._env.step(turns)
 
     def __getattr__(self, name: str) -> Any:

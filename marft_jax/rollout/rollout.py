@@ -12,7 +12,7 @@ from marft_jax.envs.threads import Calls
 from marft_jax.errors import BadInput, EpisodesFailed
 from marft_jax.plugins import Failure
 from marft_jax.random_keys import ActionKey, Stream, occasion
-from marft_jax.rollout.actions import ActionSampler, action_sampler, branch_sampler
+from marft_jax.rollout.actions import TurnSampler, branch_sampler, turn_sampler
 from marft_jax.rollout.env_session import EnvSession, Limits
 from marft_jax.rollout.episode import play_episode
 from marft_jax.rollout.rounds import Rounds
@@ -38,7 +38,7 @@ class Rollout:
         max_tool_calls: tool calls of an agent in one turn, at most.
         max_turns: turns of an episode, at most; one that wants more is truncated.
         snapshots: take snapshots of environments that offer them, for branches to begin with.
-        recorded: makes what finds the recorded actions of an episode; None: actions are sampled.
+        recorded: makes what finds the recorded turns of an episode; None: turns are sampled.
         stream: random stream of the actions.
         stop: asked again and again while a play waits; True ends the play with ``Stopped``.
         report: called with the number of episodes that are over.
@@ -58,7 +58,7 @@ class Rollout:
     max_tool_calls: int = 4
     max_turns: int = 128
     snapshots: bool = False
-    recorded: Callable[[Sample], ActionSampler] | None = None
+    recorded: Callable[[Sample], TurnSampler] | None = None
     stream: Stream = Stream.TRAINING
     stop: Callable[[], bool] = lambda: False
     report: Callable[[int], None] | None = None
@@ -91,13 +91,13 @@ class Rollout:
         episodes = [self._play(sample, step, calls) for sample in samples]
         ended, waited_s = Rounds(self.sampler, calls, self.stop).run(episodes, self.report)
         calls.wait(_CLOSE_SECONDS)
-        played = [own for own in ended if isinstance(own, Episode)]
+        played = [episode for episode in ended if isinstance(episode, Episode)]
         failed = [
-            FailedEpisode(*sample[:3], own.text)
-            for sample, own in zip(samples, ended, strict=True)
-            if isinstance(own, Failure)
+            FailedEpisode(*sample[:3], failure.text)
+            for sample, failure in zip(samples, ended, strict=True)
+            if isinstance(failure, Failure)
         ]
-        self._check(ended, failed, step)
+        self._check(ended, played, failed, step)
         if self.sampler is not None:
             self.sampler.settle()
         return Played(played, failed, waited_s)
@@ -107,10 +107,10 @@ class Rollout:
         team, workflow, branch = self.team, self.workflow, sample.branch
         if sample.alone is not None:
             team, workflow = team.alone(sample.alone), find_workflow("solo")
-        own = (branch.turn, branch.number) if branch else (0, 0)
-        key = ActionKey(self.stream, step, sample.index, sample.member, 0, 0, *own)
-        sampler = self.recorded(sample) if self.recorded else action_sampler(team, key)
-        sampler = branch_sampler(branch, sampler) if branch else sampler
+        sampled_anew = (branch.turn, branch.number) if branch else (0, 0)
+        key = ActionKey(self.stream, step, sample.index, sample.member, 0, 0, *sampled_anew)
+        sampler = self.recorded(sample) if self.recorded else turn_sampler(team, key)
+        sampler = branch_sampler(team, branch, sampler) if branch else sampler
         limits = Limits(self.max_turns, self.max_tool_calls, self.snapshots)
         env = EnvSession(team, self.create_env, calls, limits)
         try:
@@ -121,24 +121,27 @@ class Rollout:
             env.call("close", env.close)
 
     def _check(
-        self, ended: Sequence[Episode | Failure], failed: Sequence[FailedEpisode], step: int
+        self,
+        ended: Sequence[Episode | Failure],
+        played: Sequence[Episode],
+        failed: Sequence[FailedEpisode],
+        step: int,
     ) -> None:
         """Logs truncated and failed episodes; raises where too many failed, see ``play``."""
         if (max_failed := self.max_failed) is None:
             return
-        where = occasion(self.stream, step)
-        results = [own.results for own in ended if isinstance(own, Episode)]
-        cuts, most = [own[-1].info.get("truncated") for own in results], self.max_turns
+        where, most = occasion(self.stream, step), self.max_turns
+        cuts = [episode.results[-1].info.get("truncated") for episode in played]
         if capped := cuts.count("turns"):
             why = f"were ended at --rollout.max_turns {most}"
             LOGGER.warning("%s: %d of %d episodes %s", where, capped, len(ended), why)
-            if all(cuts) and not failed and all(len(own) == 1 for own in results):
+            if all(cuts) and not failed and all(len(e.results) == 1 for e in played):
                 raise BadInput(
                     f"--team.workflow: in {most} turns (--rollout.max_turns) it never yielded a "
                     "Step"
                 )
         too_many = len(failed) > max_failed * len(ended) or len(failed) == len(ended) > 0
-        if too_many and next(own for own in ended if isinstance(own, Failure)).is_bad_input:
+        if too_many and next(x for x in ended if isinstance(x, Failure)).is_bad_input:
             raise BadInput(failed[0].why)
         for episode in failed:
             what = f"task {episode.index}: {episode.why}"

@@ -67,21 +67,21 @@ def together(
     coroutines: Sequence[Coroutine[Any, Any, _T]],
 ) -> Generator[list[Wait[Any]], Any, list[_T]]:
     """Runs coroutines side by side; returns what each returned. If one raises, the others end."""
-    running = [_Running(own) for own in coroutines]
+    running = [_Running(coroutine) for coroutine in coroutines]
     waiting: dict[Wait[Any], _Running[_T]] = {}
     try:
-        for own in running:
-            own.go_on()
-            waiting |= dict.fromkeys(own.waits, own)
+        for each in running:
+            each.go_on()
+            waiting |= dict.fromkeys(each.waits, each)
         while waiting:
             over = yield [*waiting]
-            own = waiting.pop(over)
-            own.go_on(over)
-            waiting |= dict.fromkeys(own.waits, own)
-        return [own.value for own in running]
+            each = waiting.pop(over)
+            each.go_on(over)
+            waiting |= dict.fromkeys(each.waits, each)
+        return [each.value for each in running]
     finally:
-        for own in running:
-            own.close()
+        for each in running:
+            each.close()
 
 
 class Rounds:
@@ -107,14 +107,14 @@ class Rounds:
         Args:
             report: called with the number of coroutines that are over.
         """
-        self._running = [_Running(own) for own in coroutines]
+        self._running = [_Running(coroutine) for coroutine in coroutines]
         waited_s = 0.0
         try:
-            for own in self._running:
-                own.go_on()
-            while self._asked or any(own.waits for own in self._running):
+            for each in self._running:
+                each.go_on()
+            while self._asked or any(each.waits for each in self._running):
                 if report is not None:
-                    report(sum(not own.waits for own in self._running))
+                    report(sum(not each.waits for each in self._running))
                 due = self._waiting()
                 self._sample()
                 self._wait(self._serialised())
@@ -123,16 +123,16 @@ class Rounds:
                 waited_s += 0.0 if self._asked else time.perf_counter() - started
                 self._wait(self._serialised())
         finally:
-            for own in self._running:
-                own.close()
+            for each in self._running:
+                each.close()
             if self._sampler is not None:
                 for ticket in self._asked:  # after an error, or a stop
                     self._sampler.cancel(ticket)
-        return [own.value for own in self._running], waited_s
+        return [each.value for each in self._running], waited_s
 
     def _waiting(self) -> list[UserCall[Any]]:
         """Lists the calls that are waited for."""
-        return [wait for own in self._running for wait in own.waits if isinstance(wait, UserCall)]
+        return [wait for each in self._running for wait in each.waits if isinstance(wait, UserCall)]
 
     def _serialised(self) -> list[UserCall[Any]]:
         return [call for call in self._waiting() if call.serialised]
@@ -141,20 +141,20 @@ class Rounds:
         """Submits the new requests, lets the sampler take a step, and goes on with its answers."""
         if self._sampler is None:
             return
-        for own in self._running:
-            for asked in own.waits:
+        for each in self._running:
+            for asked in each.waits:
                 if isinstance(asked, PendingRequest) and asked.ticket is None:
                     self._sampler.capabilities.check(asked.request)
                     asked.ticket = self._sampler.submit(asked.request)
-                    self._asked[asked.ticket] = own, asked
+                    self._asked[asked.ticket] = each, asked
         for ticket, completion in self._sampler.step():
-            own, asked = self._asked.pop(ticket)
+            each, asked = self._asked.pop(ticket)
             asked.value = completion
             if completion.reason == "cancelled":
                 why = f": {completion.why}" if completion.why else ""
                 asked.failure = Failure(f"the sampler gave up a request{why}")
-            if asked in own.waits:  # its episode may have failed since
-                own.go_on(asked)
+            if asked in each.waits:  # its episode may have failed since
+                each.go_on(asked)
 
     def _wait(self, due: Sequence[UserCall[Any]]) -> None:
         """Waits for the calls that are ``due``, and goes on with those that are over."""
@@ -172,10 +172,10 @@ class Rounds:
                 if settled or others or not due:
                     break
             self._calls.ended.wait(_LOOK_SECONDS)
-        for own in self._running:
-            for call in own.waits:
-                if call in settled and call in own.waits:  # one failure ends all of them
-                    own.go_on(call)
+        for each in self._running:
+            for call in each.waits:
+                if call in settled and call in each.waits:  # one failure ends all of them
+                    each.go_on(call)
 
     def _hang(self, left: Sequence[UserCall[Any]]) -> bool:
         """True where all these calls seem to hang."""

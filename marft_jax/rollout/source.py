@@ -125,9 +125,9 @@ class RolloutSource(NamedTuple):
 
 def _check_version(episodes: Sequence[Episode], version: str) -> None:
     """Raises ``RunFailed`` where a turn was sampled by other adapters than those of the step."""
-    found = {turn.version for episode in episodes for turn in episode.turns} - {version}
-    if found:
+    others = {turn.version for episode in episodes for turn in episode.turns} - {version}
+    if others:
         raise RunFailed(
             f"expected actions sampled by the adapters of version {version}, got version "
-            f"{min(found) or 'none'}: the sampler did not load the adapters that it was given"
+            f"{min(others) or 'none'}: the sampler did not load the adapters that it was given"
         )

@@ -32,10 +32,11 @@ def find_down(calls: Sequence[Called]) -> dict[str, str]:
     """Returns the names of the tools that are down in a step, each with the reason."""
     down = dict[str, str]()
     for name in dict.fromkeys(call.name for _, call in calls):
-        own = [call for _, call in calls if call.name == name and call.verdict != "wrong"]
-        failed = [call for call in own if call.verdict == "failed"]
-        if len(failed) > _SHARE * len(own):
-            down[name] = f"{len(failed)} of {len(own)} calls failed, the last: {failed[-1].answer}"
+        fitting = [call for _, call in calls if call.name == name and call.verdict != "wrong"]
+        failed = [call for call in fitting if call.verdict == "failed"]
+        if len(failed) > _SHARE * len(fitting):
+            ratio = f"{len(failed)} of {len(fitting)}"
+            down[name] = f"{ratio} calls failed, the last: {failed[-1].answer}"
     return down
 
 

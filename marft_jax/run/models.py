@@ -55,7 +55,7 @@ class Devices(NamedTuple):
     @property
     def copy_adapters(self) -> Callable[[dict[str, Adapters]], dict[str, Adapters]] | None:
         """Copies adapters to the devices that only play; None where there are none."""
-        playing = mesh_lib.local_mesh(self.playing)
+        playing = self.playing.local_mesh
         return functools.partial(mesh_lib.placed, mesh=playing) if self.are_apart else None
 
 

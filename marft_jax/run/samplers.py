@@ -59,7 +59,7 @@ def open_sampler(
         at_once = at_once or config.algo.episodes * max(1, config.algo.part(Branching).branches)
         slots = min(config.rollout.slots, processes.share(at_once, jax.process_count()))
         settings = dataclasses.replace(config.rollout, slots=slots)
-        playing = mesh_lib.local_mesh(models.devices.playing)
+        playing = models.devices.playing.local_mesh
         meshes = mesh_lib.parts(playing, config.mesh.bases, len(sampled))
         engines = {
             name: _open_engine(name, models, sampled[name], settings, mesh)
@@ -117,7 +117,7 @@ def _open_engine(
     """Opens the engine of a base on a mesh, which gets a copy of the base where it only plays."""
     base, devices, config = models.bases[name], models.devices, models.config
     if devices.are_apart:
-        params = mesh_lib.localize(base.params, mesh_lib.local_mesh(devices.learning))
+        params = mesh_lib.localize(base.params, devices.learning.local_mesh)
         params = copy_base(params, mesh_lib.placer(mesh))
     else:
         params = mesh_lib.localize(base.params, mesh)
@@ -154,7 +154,7 @@ def _engine(
 def adapter_tools(models: TeamModels, name: str) -> AdapterTools:
     """Makes what draws, writes and scores the adapters of a base, for a sampler elsewhere."""
     config, base, count = models.config.lora, models.bases[name], models.team.adapters[name]
-    mesh = mesh_lib.local_mesh(models.devices.learning)
+    mesh = models.devices.learning.local_mesh
 
     def draw() -> Matrices:
         key, rank = jax.random.key(0), config.rank

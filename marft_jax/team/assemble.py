@@ -43,45 +43,46 @@ def make_team(
         BadInput: the team lacks its members or graph, or agents that share
             an adapter have different settings of it.
     """
-    workflow = workflow_of(settings, blueprint)
-    profiles = blueprint.agents
-    on = blueprint.on
-    own = _adapters(profiles, on, adapters == "shared")
-    if settings.context == "shared" and len(bases) > 1:
+    workflow, shared = workflow_of(settings, blueprint), settings.context == "shared"
+    profiles, base_of = blueprint.agents, blueprint.on
+    if shared and len(bases) > 1:
         raise BadInput(
             "--team.context shared: expected agents on one base, whose token ids a conversation "
             f"has, got {', '.join(bases)}; use own"
         )
+    adapter_of = _adapters(profiles, base_of, adapters == "shared")
     learns: dict[str, dict[str, bool]] = {base: {} for base in bases}
-    for base, name, profile in zip(on, own, profiles, strict=True):
-        learns[base][name] = profile.learns
+    for base, adapter, profile in zip(base_of, adapter_of, profiles, strict=True):
+        learns[base][adapter] = profile.learns
+    numbers = {base: list(names) for base, names in learns.items()}
     team = Team(
         profiles=profiles,
         sampling=tuple(
             profile.sampling(config.clamp_to_context(settings, bases[base][1]))
-            for base, profile in zip(on, profiles, strict=True)
+            for base, profile in zip(base_of, profiles, strict=True)
         ),
-        bases=on,
-        owners=tuple(list(learns[base]).index(name) for base, name in zip(on, own, strict=True)),
-        tokenizers=tuple(bases[base][0] for base in on),
-        contexts=tuple(bases[base][1] for base in on),
+        bases=base_of,
+        owners=tuple(map(lambda base, name: numbers[base].index(name), base_of, adapter_of)),
+        tokenizers=tuple(bases[base][0] for base in base_of),
+        contexts=tuple(bases[base][1] for base in base_of),
         adapter_names={base: tuple(names) for base, names in learns.items()},
         trainable={base: tuple(names.values()) for base, names in learns.items()},
         workflow=workflow,
-        shared=settings.context == "shared",
+        shared=shared,
         anonymous=settings.anonymous,
         graph=blueprint.graph,
-        messages=blueprint.messages,
+        messages=blueprint.messages or ("",) * len(profiles),
         rounds=settings.rounds,
         max_steps=settings.max_steps,
         teachers=blueprint.teachers,
-        tools=_tools(profiles, settings.context == "shared" or workflow == "program"),
+        tools=_tools(profiles, shared or workflow == "program"),
     )
-    _check_lengths(team)
-    for agent, box in enumerate(team.tools):
-        if box.sources:
-            check_form(team.tokenizers[agent])
-            _say_length(team, agent)
+    for profile, sampling, context in zip(profiles, team.sampling, team.contexts, strict=True):
+        if sampling.max_new_tokens >= context:
+            raise BadInput(
+                f"agent {profile.name!r}: max_new_tokens: expected less than {context}, the "
+                f"context of its base, got {sampling.max_new_tokens}; lower it"
+            )
     rest = settings.format_rest == "checked"
     team = team._replace(forms=tuple(_form(team, i, rest) for i in range(len(profiles))))
     return team._replace(**_PARTS[workflow](team, blueprint)) if workflow in _PARTS else team
@@ -130,20 +131,14 @@ _PARTS: dict[str, Callable[[Team, Blueprint], dict[str, Any]]] = {
 """Checks of workflows with further keys; each returns fields of the team."""
 
 
-def _check_lengths(team: Team) -> None:
-    of_agents = zip(team.profiles, team.sampling, team.contexts, strict=True)
-    for profile, sampling, context in of_agents:
-        if sampling.max_new_tokens >= context:
-            raise BadInput(
-                f"agent {profile.name!r}: max_new_tokens: expected less than {context}, the "
-                f"context of its base, got {sampling.max_new_tokens}; lower it"
-            )
-
-
 def _form(team: Team, agent: int, rest: bool) -> str:
-    """Returns the form of an agent's texts, checked: JSON of its schema, or a call of a tool."""
+    """Checks an agent's tools and schema; returns the form of its texts: JSON of its schema, or a
+    call of a tool."""
     form, tokenizer = team.profiles[agent].form, team.tokenizers[agent]
-    where, tools = f"{_SOURCE}: agent {team.names[agent]!r}: ", team.tools_of(agent).definitions
+    where, tools = f"{_SOURCE}: agent {team.names[agent]!r}: ", team.tools[agent].definitions
+    if tools:
+        check_form(tokenizer)
+        _warn_of_length(team, agent)
     if not form:
         return ""
     load_extra("form.check")(form, f"{where}format", tokenizer, rest)
@@ -157,9 +152,9 @@ def _form(team: Team, agent: int, rest: bool) -> str:
     return form
 
 
-def _say_length(team: Team, agent: int) -> None:
-    """Says how long an agent's tools make its prompts, if they take a quarter of the context."""
-    tokenizer, tools = team.tokenizers[agent], team.tools_of(agent).definitions
+def _warn_of_length(team: Team, agent: int) -> None:
+    """Warns of tools that make an agent's prompts longer by a quarter of the context."""
+    tokenizer, tools = team.tokenizers[agent], team.tools[agent].definitions
     messages: list[Message] = [{"role": "user", "content": "a"}]
     whole = len(tokenizer.chat(*for_model(messages, tools, tokenizer)))
     longer, context = whole - len(tokenizer.chat(messages)), team.contexts[agent]
@@ -173,9 +168,7 @@ def _say_length(team: Team, agent: int) -> None:
 
 def _tools(profiles: tuple[Profile, ...], refused: bool) -> tuple[Toolbox, ...]:
     """Loads the toolbox of each agent."""
-    if not any(profile.tools for profile in profiles):
-        return ()
-    if refused:
+    if refused and any(profile.tools for profile in profiles):
         raise BadInput(
             f"{_SOURCE}: tools: expected --team.context own and another workflow than program, "
             "which brings its own tools; take the tools out, or change that"
@@ -191,14 +184,14 @@ def _member(team: Team, part: str, name: str | None) -> int | None:
     return team.names.index(name)
 
 
-def _adapters(profiles: tuple[Profile, ...], on: Sequence[str], shared: bool) -> list[str]:
+def _adapters(profiles: Sequence[Profile], base_of: Sequence[str], shared: bool) -> list[str]:
     """Returns the name of each agent's adapter."""
     wanted = [
         "team" if shared and profile.past is None else profile.adapter or profile.name
         for profile in profiles
     ]
     members: dict[tuple[str, str], list[Profile]] = {}
-    for name, base, profile in zip(wanted, on, profiles, strict=True):
+    for name, base, profile in zip(wanted, base_of, profiles, strict=True):
         if profile.adapter is not None and any(n == name and b != base for n, b in members):
             raise BadInput(
                 f"{_SOURCE}: agent {profile.name!r}: adapter: expected agents on one base to share "
@@ -213,13 +206,14 @@ def _adapters(profiles: tuple[Profile, ...], on: Sequence[str], shared: bool) ->
                     f"{_SOURCE}: {', '.join(m.name for m in sharing)} share the adapter {name!r}: "
                     f"expected one value of {field}, got {values}"
                 )
-    for profile, base in zip(profiles, on, strict=True):
-        learning = [p.name for p, its in zip(profiles, on, strict=True) if p.learns and its == base]
-        if profile.past is not None and profile.past not in learning:
+    learning = {(p.name, base) for p, base in zip(profiles, base_of, strict=True) if p.learns}
+    if not learning:
+        raise BadInput(f"{_SOURCE}: expected an agent that learns, but all have `trainable: false`")
+    for profile, base in zip(profiles, base_of, strict=True):
+        if profile.past is not None and (profile.past, base) not in learning:
+            known = ", ".join(name for name, its_base in sorted(learning) if its_base == base)
             raise BadInput(
                 f"{_SOURCE}: agent {profile.name!r}: past: expected an agent on its base that "
-                f"learns, of {', '.join(learning) or 'which there is none'}, got {profile.past!r}"
+                f"learns, of {known or 'which there is none'}, got {profile.past!r}"
             )
-    if not any(profile.learns for profile in profiles):
-        raise BadInput(f"{_SOURCE}: expected an agent that learns, but all have `trainable: false`")
     return wanted

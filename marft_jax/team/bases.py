@@ -41,9 +41,9 @@ class Base(Section):
 
     def settings(self, usual: Model) -> Model:
         """Returns the settings ``model.*`` of this base."""
-        own = {k: v for k, v in dataclasses.asdict(self).items() if v is not None}
-        own.pop("lr", None)
-        return dataclasses.replace(usual, base=own.pop("model"), **own)
+        fields = dataclasses.asdict(self) | {"base": self.model}
+        changed = {k: v for k, v in fields.items() if v is not None and k not in ("model", "lr")}
+        return dataclasses.replace(usual, **changed)
 
 
 def context_of(name: str, model: Model, longest: int) -> int:

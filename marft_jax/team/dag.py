@@ -47,13 +47,13 @@ class Graph(NamedTuple):
 
     def ancestors(self, node: Node) -> set[str]:
         """Returns the ids of all nodes on which ``node`` depends, directly or indirectly."""
-        found: set[str] = set()
+        ancestors: set[str] = set()
         open_ids = [node.id]
         while open_ids:
-            fresh = self._sources(open_ids.pop()) - found
-            found |= fresh
+            fresh = self._sources(open_ids.pop()) - ancestors
+            ancestors |= fresh
             open_ids += fresh
-        return found
+        return ancestors
 
     def _sources(self, id: str) -> set[str]:
         return {a for a, b in self.edges if b == id}
@@ -78,11 +78,11 @@ def check_graph(graph: Graph, roles: Sequence[str], source: str) -> None:
                 f"got {node.role!r}"
             )
     for edge in graph.edges:
-        for end, at in zip(("source", "destination"), edge, strict=True):
-            if at not in ids:
-                raise BadInput(
-                    f"{source}: edge {list(edge)}: unknown {end} {at!r}; known are {', '.join(ids)}"
-                )
+        if unknown := [id for id in edge if id not in ids]:
+            raise BadInput(
+                f"{source}: edge {list(edge)}: unknown node {unknown[0]!r}; known are "
+                f"{', '.join(ids)}"
+            )
     try:
         graph.layers()
     except graphlib.CycleError as error:

@@ -108,10 +108,11 @@ class Profile(Section):
 
     def sampling(self, team: config.Team) -> Sampling:
         """Returns the agent's sampling: its own settings, else the team's."""
-        own = {field: getattr(self, field) for field in Sampling._fields}
-        return Sampling(
-            **{f: getattr(team, f) if value is None else value for f, value in own.items()}
+        values = (
+            getattr(team if getattr(self, field) is None else self, field)
+            for field in Sampling._fields
         )
+        return Sampling(*values)
 
 
 def last_answering(profiles: Sequence[Profile]) -> int:

@@ -64,15 +64,15 @@ class Team(NamedTuple):
     shared: bool = False  # all members continue one conversation
     anonymous: bool = False  # no names, no system prompts
     graph: Graph = Graph()  # of a ``dag``
-    messages: tuple[str, ...] = ()  # of each member, shown when its turn comes; or none
+    messages: tuple[str, ...] = ()  # of each member, shown when its turn comes; "" for none
     opener: int = 0  # agent whose system prompt opens a shared conversation
     orchestrator: int | None = None  # agent that calls the others
     judge: int | None = None  # agent that decides a debate
     rounds: int = 2  # of a debate
     max_steps: int = 10  # calls of an orchestrator
-    tools: tuple[Toolbox, ...] = ()  # of each member; or none
-    forms: tuple[str, ...] = ()  # of each member's texts where it may call its tools; or none
-    teachers: tuple[Teacher | None, ...] = ()  # of each member; or none
+    tools: tuple[Toolbox, ...] = ()  # of each member
+    forms: tuple[str, ...] = ()  # of each member's texts where it may call its tools; "" for any
+    teachers: tuple[Teacher | None, ...] = ()  # of each member
     view: Callable[[str, str], str] | None = None  # maps (name, observation) to the shown text
     program: Any = None  # of the environment; the workflow ``program`` answers its calls
     game: Any = None  # the environment, if it is an ``envs.base.Game``
@@ -110,18 +110,14 @@ class Team(NamedTuple):
         """Names the folder of an adapter in an export, see ``bases.folder_of``."""
         return folder_of(self.adapter_names[base][n], base, several=len(self.adapter_names) > 1)
 
-    def tools_of(self, agent: int) -> Toolbox:
-        """Tools that an agent may call."""
-        return self.tools[agent] if self.tools else Toolbox()
-
     def alone(self, agent: int) -> Team:
         """Returns the team for the workflow ``solo``, in which this agent acts and is graded."""
-        own = [replace(p, answers=i == agent) for i, p in enumerate(self.profiles)]
-        return self._replace(profiles=tuple(own), opener=agent, orchestrator=None, judge=None)
+        profiles = tuple(replace(p, answers=i == agent) for i, p in enumerate(self.profiles))
+        return self._replace(profiles=profiles, opener=agent, orchestrator=None, judge=None)
 
     def system_of(self, agent: int) -> str:
         """Returns an agent's system prompt, with its tools where the chat template has none."""
-        tokenizer, tools = self.tokenizers[agent], self.tools_of(agent).definitions
+        tokenizer, tools = self.tokenizers[agent], self.tools[agent].definitions
         messages, _ = for_model(self._opening(agent, [""]), tools, tokenizer)
         return next((m["content"] for m in messages if m["role"] == "system"), "")
 
@@ -148,7 +144,7 @@ class Team(NamedTuple):
         else:
             seen = [*state.past, *(turn for turn in turns if self._line(turn))]
             messages, tokenizer = self.shown(agent, state, turns, message), self.tokenizers[agent]
-            shown = for_model(messages, self.tools_of(agent).definitions, tokenizer)
+            shown = for_model(messages, self.tools[agent].definitions, tokenizer)
             prompt, start = tokenizer.chat(*shown), 0
         return self._fitted(agent, prompt, state.step, tuple(t.index for t in seen), start)
 
@@ -160,7 +156,7 @@ class Team(NamedTuple):
         if self.view is not None:
             seen = self.view(self.profiles[agent].name, seen)
         lines = [line for line in map(self._line, turns) if line]
-        said = self._message(agent, message)
+        said = message or self.messages[agent]
         return self._opening(agent, [seen, *lines, said] if said else [seen, *lines])
 
     def ids_of(self, agent: int, text: str) -> tuple[int, ...]:
@@ -184,8 +180,8 @@ class Team(NamedTuple):
     def without_calls(self, act: Act) -> Act:
         """Returns an act whose text follows the agent's schema alone: none of its calls would be
         answered."""
-        own = self.forms and act.form == self.forms[act.agent]
-        return act._replace(form=self.profiles[act.agent].form) if own else act
+        form = self.profiles[act.agent].form
+        return act._replace(form=form) if act.form == self.forms[act.agent] else act
 
     def with_hint(self, agent: int, prompt: np.ndarray, hint: str) -> np.ndarray:
         """Returns an agent's prompt with one more message of the user at its end."""
@@ -214,14 +210,14 @@ class Team(NamedTuple):
             )
         sampling = self.sampling[agent]
         sampling = sampling._replace(max_new_tokens=min(sampling.max_new_tokens, room))
-        form = self.forms[agent] if self.forms else ""
-        return Act(agent, np.asarray(prompt, np.int32), step, sees, sampling, start, form=form)
+        ids, form = np.asarray(prompt, np.int32), self.forms[agent]
+        return Act(agent, ids, step, sees, sampling, start, form=form)
 
     def _continued_prompt(
         self, agent: int, state: State, seen: Sequence[Turn], in_step: bool, message: str
     ) -> tuple[list[int], int]:
         """Returns the prompt, and the number of its ids that belong to the conversation so far."""
-        message = self._message(agent, message)
+        message = message or self.messages[agent]
         if seen:
             before, generation = self._conversation(seen), []
         else:
@@ -239,9 +235,6 @@ class Team(NamedTuple):
         new: list[Message] = [{"role": "user", "content": text}]
         reply = self.tokenizers[agent].reply(new, after_action=bool(seen))
         return [*before, *reply], len(before)
-
-    def _message(self, agent: int, message: str) -> str:
-        return message or (self.messages[agent] if self.messages else "")
 
     def _opening(self, agent: int, lines: Sequence[str]) -> list[Message]:
         system = self.system(agent)

@@ -1,22 +1,20 @@
-"""Protocol of a workflow: it yields acts, or a ``Step`` of the environment.
-
-The rest of a rollout relies on the checks made here.
-"""
+"""Protocol of a workflow: it yields acts, or a ``Step`` of the environment."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeGuard
 
-import numpy as np
+from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from marft_jax.envs.threads import UserCall
 from marft_jax.errors import BadInput
 from marft_jax.plugins import info_of, shown, text_of
-from marft_jax.settings.setting import checked
-from marft_jax.team.profiles import SAMPLING
+from marft_jax.settings.setting import fault_of
 from marft_jax.team.prompts import Team
-from marft_jax.types import Act, Sampling, Turn
+from marft_jax.types import Act, Turn
+
+_ACT = TypeAdapter(Act, config=ConfigDict(arbitrary_types_allowed=True, allow_inf_nan=False))
 
 
 class Step(NamedTuple):
@@ -43,11 +41,10 @@ class Pause(NamedTuple):
     begin: Callable[[UserCall[Any]], None]
 
 
-def check_acts(acts: Any, team: Team, turns: int, most: int) -> list[Act]:
+def check_acts(acts: Any, team: Team, most: int) -> list[Act]:
     """Checks that a workflow yielded acts, at least one, that its team can do.
 
     Args:
-        turns: number of turns of the episode so far.
         most: largest number of turns of an episode.
 
     Raises:
@@ -57,72 +54,31 @@ def check_acts(acts: Any, team: Team, turns: int, most: int) -> list[Act]:
         raise BadInput(f"expected a yielded list of acts, or Step, got {shown(acts)}")
     if len(acts) > most:
         raise BadInput(f"expected at most --rollout.max_turns {most} acts, got {len(acts)}")
-    return [_check_act(act, team, turns) for act in acts]
+    return [_check_act(act, team) for act in acts]
 
 
-def _check_act(act: Any, team: Team, turns: int) -> Act:
+def _check_act(act: Any, team: Team) -> Act:
+    """Checks what a workflow may have replaced in an act of ``team.act``: the types, and that the
+    sampler has room for it."""
     if not isinstance(act, Act):
         raise BadInput(f"expected a list of acts, as team.act makes them, got {shown(act)} in it")
-    agents = len(team.profiles)
-    _expect(_is_index(act.agent, agents), f"expected an agent from 0 to {agents - 1}", act.agent)
-    vocabulary, context = team.tokenizers[act.agent].vocab_size, team.contexts[act.agent]
-    prompt = _ids("prompt", act.prompt, vocabulary)
-    room = context - len(prompt)
-    _expect(room > 0, f"prompt: expected less than --model.context {context}", len(prompt))
-    fits = _is_index(act.start, len(prompt) + 1)
-    _expect(fits, f"start: expected 0 to {len(prompt)}", act.start)
-    seen = _is_sequence(act.sees) and all(_is_index(i, turns) for i in act.sees)
-    _expect(seen, f"sees: expected numbers of the {turns} turns", act.sees)
-    given: Any = act.sampling
-    _expect(isinstance(given, Sampling), "sampling: expected types.Sampling", given)
-    sampling = {
-        name: checked(f"act: sampling.{name}", kind, _plain(getattr(given, name)))
-        for name, kind in SAMPLING.items()
-    }
-    longest = max(sampling.max_new_tokens for sampling in team.sampling)
-    length = sampling["max_new_tokens"]
-    _expect(length <= longest, f"sampling.max_new_tokens: expected at most {longest}", length)
-    sampling["max_new_tokens"] = length = min(length, room)
-    known = act.number is None or _is_index(act.number, 1 << 64)
-    _expect(known, "number: expected a whole number >= 0, or None", act.number)
-    choices = tuple(tuple(_ids("choices", c, vocabulary).tolist()) for c in act.choices)
-    most = max(map(len, choices), default=0)
-    _expect(most <= length, f"choices: expected at most {length} tokens (max_new_tokens)", most)
-    sees = tuple(dict.fromkeys(int(i) for i in act.sees))
-    return Act(
-        int(act.agent), prompt, 0, sees, Sampling(**sampling), int(act.start),
-        _plain(act.number), choices, text_of("act: form", act.form),
-    )  # fmt: skip
-
-
-def _expect(fits: bool, expected: str, got: Any) -> None:
-    if not fits:
-        raise BadInput(f"act: {expected}, got {shown(got)}")
-
-
-def _is_sequence(value: Any) -> TypeGuard[Sequence[Any]]:
-    return isinstance(value, (list, tuple))
-
-
-def _plain(value: Any) -> Any:
-    """A number of NumPy as one of Python."""
-    return getattr(value, "tolist", lambda: value)()
-
-
-def _is_index(value: Any, below: int) -> bool:
-    is_whole = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
-    return is_whole and bool(0 <= value < below)
-
-
-def _ids(what: str, given: Any, vocabulary: int) -> np.ndarray:
     try:
-        ids = np.asarray(given)
-    except Exception:  # the parts of a list may raise anything
-        ids = np.zeros(0)
-    fits = ids.ndim == 1 and len(ids) > 0 and np.issubdtype(ids.dtype, np.integer)
-    fits = fits and bool(0 <= ids.min() and ids.max() < vocabulary)
-    _expect(fits, f"{what}: expected ids from 0 to {vocabulary - 1}, at least one", given)
-    return ids.astype(np.int32)
+        act = _ACT.validate_python(act)
+    except ValidationError as error:
+        raise BadInput(f"act: {fault_of(error)}") from None
+    if not 0 <= act.agent < (agents := len(team.profiles)):
+        raise BadInput(f"act: expected an agent from 0 to {agents - 1}, got {act.agent}")
+    context, wanted = team.contexts[act.agent], act.sampling.max_new_tokens
+    longest = max(sampling.max_new_tokens for sampling in team.sampling)
+    if len(act.prompt) >= context or not 0 < wanted <= longest:
+        raise BadInput(
+            f"act: expected a prompt of less than --model.context {context} tokens and 1 to "
+            f"{longest} max_new_tokens, got {len(act.prompt)} and {wanted}"
+        )
+    room = min(wanted, context - len(act.prompt))
+    if (needed := max(map(len, act.choices), default=0)) > room:
+        raise BadInput(f"act: choices: expected at most {room} tokens each, got {needed}")
+    return act._replace(sampling=act.sampling._replace(max_new_tokens=room))
 
 
 def check_step(step: Step, turns: Sequence[Turn], first: int) -> Step:
@@ -137,9 +93,11 @@ def check_step(step: Step, turns: Sequence[Turn], first: int) -> Step:
     Raises:
         BadInput: turns repeat or belong to another step, none is graded, or ``info`` is not plain.
     """
-    given = _check_turns("Step(turns)", step.turns, turns, first)
+    shown_turns = _check_turns("Step(turns)", step.turns, turns, first)
+    if not shown_turns:
+        raise BadInput("Step(turns): expected at least one turn, got none")
     if step.graded is None:
-        last = {turn.agent: turn.index for turn in given if turn.answers is True}
+        last = {turn.agent: turn.index for turn in shown_turns if turn.answers is True}
         graded = set(last.values())
         if not graded:
             raise BadInput(
@@ -148,23 +106,25 @@ def check_step(step: Step, turns: Sequence[Turn], first: int) -> Step:
             )
     else:
         graded = {turn.index for turn in _check_turns("Step(graded)", step.graded, turns, first)}
-        if not graded <= {turn.index for turn in given}:
+        if not graded <= {turn.index for turn in shown_turns}:
             raise BadInput("Step(graded): expected turns that are among its turns")
     seen = [
         turns[turn.index]._replace(
             text=text_of("turn.text", turn.text), answers=turn.index in graded
         )
-        for turn in given
+        for turn in shown_turns
     ]
     return Step(seen, info_of("Step(info)", step.info))
 
 
-def _check_turns(what: str, given: Any, turns: Sequence[Turn], first: int) -> list[Turn]:
-    if not _is_sequence(given) or not all(isinstance(turn, Turn) for turn in given):
-        raise BadInput(f"{what}: expected a list of turns, got {shown(given)}")
-    numbers = [turn.index for turn in given]
-    if not all(_is_index(i, len(turns)) and i >= first for i in numbers):
-        raise BadInput(f"{what}: expected turns of this step, got one of an earlier step")
-    if len(set(numbers)) < len(numbers) or (not numbers and what == "Step(turns)"):
-        raise BadInput(f"{what}: expected distinct turns, at least one, got {shown(given)}")
-    return list(given)
+def _check_turns(what: str, some: Any, turns: Sequence[Turn], first: int) -> Sequence[Turn]:
+    if not _is_sequence(some) or not all(isinstance(turn, Turn) for turn in some):
+        raise BadInput(f"{what}: expected a list of turns, got {shown(some)}")
+    numbers = {turn.index for turn in some}
+    if len(numbers) < len(some) or not numbers <= {turn.index for turn in turns[first:]}:
+        raise BadInput(f"{what}: expected distinct turns of this step, got {shown(some)}")
+    return some
+
+
+def _is_sequence(value: Any) -> TypeGuard[Sequence[Any]]:
+    return isinstance(value, (list, tuple))

@@ -33,15 +33,15 @@ def script_of(
     Args:
         write: the text of a turn, from the turn's number and its agent.
     """
-    found = list[tuple[int, list[Message]]]()
+    script = list[tuple[int, list[Message]]]()
     play = find_workflow(team.workflow)(_Script(*team), task)
     acts: list[tuple[int, list[Message]]] | Step = next(play)
     while not isinstance(acts, Step):
         turns = list[Turn]()
-        for number, (agent, _) in enumerate(acts, len(found)):
+        for number, (agent, _) in enumerate(acts, len(script)):
             profile, text, ids = team.profiles[agent], write(number, agent), _NO_IDS
             turn = Turn(agent, profile.name, 0, ids, ids, ids, text, profile.answers, (), False, 1)
             turns.append(turn._replace(index=number))
-        found += acts
+        script += acts
         acts = play.send(turns)
-    return found
+    return script

@@ -89,8 +89,8 @@ class Blueprint(Section):
     @property
     def teachers(self) -> tuple[Teacher | None, ...]:
         """Teacher of each member, with its base; None for those without or that do not learn."""
-        found = [(p.teacher or self.teacher) if p.learns else None for p in self.agents]
-        pairs = zip(found, self.on, strict=True)
+        teachers = [(p.teacher or self.teacher) if p.learns else None for p in self.agents]
+        pairs = zip(teachers, self.on, strict=True)
         return tuple(t and dataclasses.replace(t, base=t.base or base) for t, base in pairs)
 
 
@@ -108,12 +108,12 @@ _CHATML = re.compile(r"<\|im_start\|>\s*system\b\s*:?\s*|<\|im_end\|>")
 
 def schema() -> dict[str, Any]:
     """Returns the JSON schema of a team file, with the text of each key."""
-    found = TypeAdapter(Blueprint).json_schema()
+    whole = TypeAdapter(Blueprint).json_schema()
     for kind in PARTS.values():
-        properties = found["$defs"].get(kind.__name__, found)["properties"]
+        properties = whole["$defs"].get(kind.__name__, whole)["properties"]
         for name, text in texts(kind).items():
             properties[name]["description"] = text
-    return found
+    return whole
 
 
 def load_team(file: str | None) -> Blueprint:
@@ -131,21 +131,12 @@ def load_team(file: str | None) -> Blueprint:
         return Blueprint(BUILT_IN)
     if (team := given_object(file, "--team.file")) is None:
         tree = documents.read(file, "--team.file")
-        if _are_settings(tree):
-            raise BadInput(
-                f"--team.file {file}: expected a team, got settings; name it by --config"
-            )
         if isinstance(tree, list):
             tree = {"agents": list(map(_modern, tree))}  # pyright: ignore[reportUnknownArgumentType]
         team = with_absolute_paths(read(Blueprint, tree, file), Path(file).parent)
     if fault := next(_faults(team), None):
         raise BadInput(f"{file}: {fault}")
     return team
-
-
-def _are_settings(tree: Any) -> bool:
-    is_team = not isinstance(tree, dict) or "agents" in tree
-    return not is_team and any(section in tree for section in ("run", "algo", "env"))
 
 
 def _faults(team: Blueprint) -> Iterator[str]:
@@ -193,8 +184,8 @@ def dump_team(team: Blueprint) -> str:
 def _modern(row: Any) -> Any:
     """Returns an agent of the first release with our names."""
     if isinstance(row, dict):
-        given = cast(dict[str, Any], row)
-        row = {_FIRST_RELEASE.get(key, key): given[key] for key in given if key != "device"}
+        items = cast(dict[str, Any], row).items()
+        row = {_FIRST_RELEASE.get(key, key): value for key, value in items if key != "device"}
         if isinstance(prompt := row.get("prompt"), str):
             row["prompt"] = _CHATML.sub("", prompt).strip()
     return row

@@ -181,6 +181,6 @@ def find_workflow(name: str) -> Callable[[Team, str], Workflow]:
     """
     if name in WORKFLOWS:
         return WORKFLOWS[name]
-    found = load_plugin(name, "--team.workflow", WORKFLOWS)
-    check_takes(found, f"--team.workflow {name}", "team", "observation")
-    return found
+    workflow = load_plugin(name, "--team.workflow", WORKFLOWS)
+    check_takes(workflow, f"--team.workflow {name}", "team", "observation")
+    return workflow

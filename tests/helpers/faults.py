@@ -434,29 +434,11 @@ WORKFLOWS = {
         }.items()
     },
     **{
-        f"act with {name} {value!r:.20}": (acts(**{name: value}), f"--team.workflow: act: {name}")
-        for name, values in {
-            "prompt": [[], None, "text", [1.5], [[1]], [-1], [10**6], [10**30], [1] * 9999],
-            "sampling": [None, (1, 2)],
-            "sees": [None, (0,), (-1,), ("a",), 3],
-            "start": [None, -1, 10**6],
-        }.items()
-        for value in values
+        f"act with {name} {value!r}": (acts(**{name: value}), f"--team.workflow: act: {name}")
+        for name, value in {"prompt": "text", "sampling": None, "sees": 3, "agent": "a"}.items()
     },
-    **{
-        f"act with agent {value!r}": (acts(agent=value), "act: expected an agent from 0 to 1")
-        for value in (99, -1, None, "solver", True, 0.0)
-    },
-    **{
-        f"act with {name} {value!r}": (samples(**{name: value}), f"act: sampling.{name}")
-        for name, values in {
-            "max_new_tokens": [0, -1, 10**9, None, 1.5],
-            "temperature": [-1.0, float("nan"), float("inf"), None],
-            "top_p": [0.0, 2.0, float("nan")],
-            "top_k": [-1, 1.5],
-            "min_p": [2.0, "x"],
-            "stop": [None, "x", ("",)],
-        }.items()
-        for value in values
-    },
+    "act of agent 99": (acts(agent=99), "act: expected an agent from 0 to 1"),
+    "act of long choices": (acts(choices=((1,) * 10**4,)), "act: choices: expected at most"),
+    "act that is long": (samples(max_new_tokens=10**9), "act: expected a prompt of less than"),
+    "act with a temperature of nan": (samples(temperature=float("nan")), "sampling.temperature"),
 }

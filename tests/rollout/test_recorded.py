@@ -121,11 +121,11 @@ def test_what_the_workflow_cannot_replay_is_told_with_its_line(tmp_path):
     lines = {
         "no JSON": '{"task": 1, "turns": [',
         "expected {": json.dumps([1]),
-        "got 'x'": json.dumps({"task": 1, "turns": ["x"]}),
-        "turn 1, text: expected a text": json.dumps({"task": 1, "turns": [{"agent": "planner"}]}),
+        "turns[0]: expected": json.dumps({"task": 1, "turns": ["x"]}),
+        "turns[0].text: expected": json.dumps({"task": 1, "turns": [{"agent": "planner"}]}),
         "number or the text of its task": line(plan, answer),
         "got -1": line(plan, answer, index=-1),
-        "reward: expected a finite number, got inf": line(plan, answer, task="x", reward=1)[:-2]
+        "reward: expected a number or none, got inf": line(plan, answer, task="x", reward=1)[:-2]
         + "1e400}",
         "turn 2: unknown agent 'critic'; the team has planner, solver": line(
             plan, ("critic", ""), task=1

@@ -146,8 +146,7 @@ A, B = Node("a", "planner"), Node("b", "solver")
     ("graph", "expected"),
     [
         (Graph(), "expected nodes of the dag, got none"),
-        (Graph((A,), (("x", "a"),)), "unknown source 'x'"),
-        (Graph((A,), (("a", "x"),)), "unknown destination 'x'"),
+        (Graph((A,), (("x", "a"),)), "unknown node 'x'"),
         (Graph((A, B), (("a", "b"), ("b", "a"))), "expected no cycle, got one through a, b"),
         (Graph((A,), (("a", "a"),)), "expected no cycle, got one through a"),
         (Graph((Node("a", "poet"),)), "expected a role of planner, solver, got 'poet'"),

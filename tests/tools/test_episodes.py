@@ -97,7 +97,7 @@ def test_a_transcript_is_replayed_with_its_answers_and_a_hand_written_line_calls
     file = tmp_path / "lines.jsonl"
     file.write_text("\n".join(map(json.dumps, rows)))
     found = [*recorded.read(str(file))]
-    assert "turn 1, calls[0].arguments: expected text" in found.pop()
+    assert "turns[0].calls[0].arguments: expected text" in found.pop()
     CALLED.clear()
     fed, called = recorded.replay(found, rollout)
     assert fed.turns[0].tool == "something else"

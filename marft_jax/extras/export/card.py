@@ -66,7 +66,7 @@ def write(
         profiles=profiles,
         shown=shown,
         lacks=[] if team is None else lacking(team, plays),
-        tools=[[t.name for t in team.tools_of(i).tools] if team else [] for i in range(len(shown))],
+        tools=[[t.name for t in team.tools[i].tools] if team else [] for i in range(len(shown))],
         loader=loader,
         workflow=config.team.workflow or facts.blueprint.workflow,
         data=[_portable(source) for source in config.env.data],
@@ -89,7 +89,7 @@ def lacking(team: Team, plays: bool) -> list[str]:
     """
     lacks = list[str]()
     for agent, profile in enumerate(team.profiles):
-        if names := [tool.name for tool in team.tools_of(agent).tools]:
+        if names := [tool.name for tool in team.tools[agent].tools]:
             lacks.append(f"tools of {profile.name} ({', '.join(names)})")
         if profile.form and not plays:
             lacks.append(f"the format of {profile.name}'s texts (a JSON schema)")

@@ -19,7 +19,6 @@ from marft_jax.extras.gateway.tinker.samples import Samples
 from marft_jax.extras.gateway.tinker.sessions import Sessions
 from marft_jax.extras.gateway.tinker.store import KINDS, Saved, Store, expiry
 from marft_jax.models.lora import ALL_LINEAR, UNEMBED
-from marft_jax.parallel.mesh import local_mesh
 from marft_jax.run.models import load_onto, open_devices
 from marft_jax.run.samplers import Shape, engine_on
 from marft_jax.sampling.batcher import Batcher
@@ -181,7 +180,7 @@ def open_service(
     context = context_of(MAIN, config.model, base.config.max_position)
     engine = engine_on(
         base,
-        local_mesh(devices.playing),
+        devices.playing.local_mesh,
         Shape(config.rollout.slots, config.rollout.chunk, context, context),
         adapters=samplers,
         rank=rank,
