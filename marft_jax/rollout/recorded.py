@@ -116,7 +116,7 @@ def _parsed(line: bytes, where: str) -> Demonstration | str:
                 row |= {"number": row["task"], "task": None}
         demonstration = _DEMONSTRATION.validate_python(row)
     except ValidationError as error:
-        return f"{where}: {_FORM}, got {fault_of(error, Demonstration)}"
+        return f"{where}: {_FORM}; {fault_of(error, Demonstration)}"
     except (ValueError, RecursionError) as error:
         return f"{where}: {_FORM}, got no JSON: {reason(error)}"
     if demonstration.number is None and demonstration.task is None:
