@@ -61,18 +61,10 @@ async def reward_of(text):
 
 
 def test_rewards_share_what_is_in_their_module():
-    grade = weighted_sum([f"{__name__}:reward*0.5"])
-    scores, texts = {}, ["a", "bb", "ccc", "dddd"]
-
-    def call(text):
-        scores[text] = grade(text, RowAnswer({})).score
-
-    threads = [threading.Thread(target=call, args=(text,)) for text in texts]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(30)
-    assert scores == {text: len(text) / 2 for text in texts}
+    grade, texts = weighted_sum([f"{__name__}:reward*0.5"]), ["a", "bb", "ccc", "dddd"]
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        scores = list(pool.map(lambda text: grade(text, RowAnswer({})).score, texts))
+    assert scores == [0.5, 1, 1.5, 2]
 
 
 def test_tools_and_environments_share_what_is_in_their_module():
@@ -85,9 +77,8 @@ def test_tools_and_environments_share_what_is_in_their_module():
 
     create = from_class(Asks, "train").create
     for _ in range(2):
-        rollout = Rollout(
-            Scripted(speak), team, find_workflow("sequential"), create, DaemonThreads()
-        )
+        sequential = find_workflow("sequential")
+        rollout = Rollout(Scripted(speak), team, sequential, create, DaemonThreads())
         played = rollout.play(small.samples(range(6)), 0)
         assert [episode.reward for episode in played.episodes] == [4.0] * 6
         assert all(e.turns[0].tool == "HAY" for e in played.episodes)

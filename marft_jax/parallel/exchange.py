@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 from collections.abc import Sequence
 from typing import Any
@@ -12,14 +11,14 @@ import numpy as np
 from marft_jax.errors import RunFailed
 from marft_jax.types import Episode, FailedEpisode, Played, StepResult, Turn
 
-_ARRAYS = {"prompt": np.int32, "action": np.int32, "logprobs": np.float32}  # of a turn, as base64
+_ARRAYS = {"prompt": np.int32, "action": np.int32, "logprobs": np.float32}  # of a turn
 
 
 def write_part(played: Played, failure: Sequence[str] | None = None) -> bytes:
     """Writes what a process played, or its failure as (kind of the error, text)."""
     rows = [
         episode._asdict()
-        | {"turns": [turn._asdict() | _encoded(turn) for turn in episode.turns]}
+        | {"turns": [turn._asdict() | _lists(turn) for turn in episode.turns]}
         | {"results": [result._asdict() for result in episode.results]}
         for episode in played.episodes
     ]
@@ -38,14 +37,13 @@ def read_part(part: bytes) -> tuple[Played, list[str] | None]:
         episodes = [_episode(**row) for row in read["episodes"]]
         failed = [FailedEpisode(**row) for row in read["failed"]]
         failure = read["failure"]
-    except (ValueError, TypeError, KeyError, RecursionError) as error:
+    except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
         raise RunFailed(f"another process sent something that is no episodes: {error}") from error
     return Played(episodes, failed), failure
 
 
-def _encoded(turn: Turn) -> dict[str, str]:
-    arrays = {key: np.asarray(getattr(turn, key), dtype) for key, dtype in _ARRAYS.items()}
-    return {key: base64.b64encode(x.tobytes()).decode() for key, x in arrays.items()}
+def _lists(turn: Turn) -> dict[str, Any]:
+    return {key: np.asarray(getattr(turn, key)).tolist() for key in _ARRAYS}
 
 
 def _episode(
@@ -61,8 +59,5 @@ def _episode(
 
 
 def _turn(sees: Sequence[int], choices: Sequence[Sequence[int]], **more: Any) -> Turn:
-    arrays: dict[str, Any] = {
-        key: np.frombuffer(base64.b64decode(more[key], validate=True), dtype).copy()
-        for key, dtype in _ARRAYS.items()
-    }
+    arrays: dict[str, Any] = {key: np.asarray(more[key], kind) for key, kind in _ARRAYS.items()}
     return Turn(sees=tuple(sees), choices=tuple(map(tuple, choices)), **(more | arrays))

@@ -158,35 +158,24 @@ def parts(mesh: Mesh, sizes: Sequence[int], bases: int) -> list[Mesh]:
     return [Mesh(part, AXES) for part in np.split(mesh.devices, ends)] if sizes else [mesh] * bases
 
 
-def localize(tree: Any, mesh: Mesh) -> Any:
-    """Turns arrays of a mesh into arrays of some of its ``data`` places, without a copy.
+def placed(tree: Any, mesh: Mesh) -> Any:
+    """Places arrays on this process's part of a mesh, or on some of its ``data`` places.
 
     Args:
-        tree: arrays that are not split along ``data``.
-        mesh: this process's part of their mesh, or places of this part.
+        tree: arrays that are not split along ``data``. What lies on these devices is not copied;
+            what does not is replicated, and copied.
     """
     there = set(mesh.devices.flat)
 
-    def local(x: jax.Array) -> jax.Array:
+    def place(x: jax.Array) -> jax.Array:
         if x.sharding.device_set == there:
             return x
+        if not there <= x.sharding.device_set:
+            return jax.device_put(x.addressable_data(0), replicated(mesh))
         assert isinstance(x.sharding, NamedSharding)
         pieces = [shard.data for shard in x.addressable_shards if shard.device in there]
         sharding = NamedSharding(mesh, x.sharding.spec)
         return jax.make_array_from_single_device_arrays(x.shape, sharding, pieces)
-
-    return jax.tree.map(local, tree)
-
-
-def placed(tree: Any, mesh: Mesh) -> Any:
-    """Places replicated arrays on this process's part of a mesh; arrays that are there already are
-    not copied."""
-    there = set(mesh.devices.flat)
-
-    def place(x: jax.Array) -> jax.Array:
-        if there <= x.sharding.device_set:
-            return localize(x, mesh)
-        return jax.device_put(x.addressable_data(0), replicated(mesh))
 
     return jax.tree.map(place, tree)
 

@@ -14,7 +14,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Generator
-from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar
 
 import jax
@@ -41,7 +41,7 @@ class Pipeline(contextlib.AbstractContextManager["Pipeline"]):
 
     def __init__(self, ahead: bool):
         self._ahead = ahead
-        self._executor = ThreadPoolExecutor(1, "player") if ahead else _Inline()
+        self._executor = ThreadPoolExecutor(1, "player") if ahead else None
         self._learner = threading.get_ident()
         self._asked = deque[Future[Collected]]()
         self._cancel = threading.Event()  # for the steps that were asked for since ``clear``
@@ -51,7 +51,8 @@ class Pipeline(contextlib.AbstractContextManager["Pipeline"]):
 
     def __exit__(self, *error: object) -> None:
         self.clear()
-        self._executor.shutdown()
+        if self._executor is not None:
+            self._executor.shutdown()
 
     @property
     def asked(self) -> int:
@@ -60,7 +61,7 @@ class Pipeline(contextlib.AbstractContextManager["Pipeline"]):
 
     def ask(self, play: Callable[[Cancelled], Collected]) -> None:
         """Has one more step played, after the steps that were asked for before."""
-        self._asked.append(self._executor.submit(self._play, play, self._cancel.is_set))
+        self._asked.append(self._submit(self._play, play, self._cancel.is_set))
 
     def take(self) -> Collected:
         """Waits for the first step that was asked for and not yet taken, and returns it."""
@@ -73,7 +74,7 @@ class Pipeline(contextlib.AbstractContextManager["Pipeline"]):
 
     def run_exclusive(self, work: Callable[[], _T]) -> _T:
         """Runs other work in the player's thread, after the steps that were asked for."""
-        return self._result(self._executor.submit(self._run, work))
+        return self._result(self._submit(self._run, work))
 
     def check(self) -> None:
         """Raises the error of a step that was asked for, before its turn to be taken."""
@@ -111,7 +112,14 @@ class Pipeline(contextlib.AbstractContextManager["Pipeline"]):
         self._cancel = threading.Event()
         while self._asked:
             self._asked.popleft().cancel()
-        self._wait(self._executor.submit(lambda: None), refuse=True)
+        self._wait(self._submit(lambda: None), refuse=True)
+
+    def _submit(self, work: Callable[..., _T], *args: Any) -> Future[_T]:
+        if self._executor is not None:
+            return self._executor.submit(work, *args)
+        future = Future[_T]()
+        _fulfil(future, functools.partial(work, *args))
+        return future
 
     def _result(self, future: Future[_T]) -> _T:
         self._wait(future)
@@ -147,15 +155,6 @@ class Pipeline(contextlib.AbstractContextManager["Pipeline"]):
             yield
         finally:
             self._free_since = time.perf_counter()
-
-
-class _Inline(Executor):
-    """Runs work at once, in the thread that submits it."""
-
-    def submit(self, fn: Callable[..., _T], /, *args: Any, **kwargs: Any) -> Future[_T]:
-        future = Future[_T]()
-        _fulfil(future, functools.partial(fn, *args, **kwargs))
-        return future
 
 
 def _refuse() -> None:

@@ -197,11 +197,8 @@ def _recorded_sampler(demonstration: Demonstration, team: Team) -> TurnSampler:
         if place not in turns:
             raise Failure(f"it has no turn {len(turns) + 1}, which comes then")
         (k, turn), name = turns[place], team.names[act.agent]
-        if turn.agent not in team.names:
-            known = f"the team has {', '.join(team.names)}"
-            raise Failure(f"turn {k}: unknown agent {shown(turn.agent)}; {known}")
         if turn.agent != name:
-            raise Failure(f"turn {k}: expected {name}, whose turn it is, got {turn.agent}")
+            raise Failure(f"turn {k}: expected {name}, whose turn it is, got {shown(turn.agent)}")
         tokenizer, limit = team.tokenizers[act.agent], act.sampling.max_new_tokens
         ids: list[int] = turn.ids if isinstance(turn.ids, list) else []  # pyright: ignore
         known = {*map(type, ids)} == {int} and len(ids) <= limit and {*ids} <= tokenizer.tokens

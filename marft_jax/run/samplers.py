@@ -116,11 +116,10 @@ def _open_engine(
 ) -> Engine:
     """Opens the engine of a base on a mesh, which gets a copy of the base where it only plays."""
     base, devices, config = models.bases[name], models.devices, models.config
+    held = devices.learning.local_mesh if devices.are_apart else mesh
+    params = mesh_lib.placed(base.params, held)
     if devices.are_apart:
-        params = mesh_lib.localize(base.params, devices.learning.local_mesh)
         params = copy_base(params, mesh_lib.placer(mesh))
-    else:
-        params = mesh_lib.localize(base.params, mesh)
     shape = Shape(settings.slots, settings.chunk, sampled.context, sampled.longest)
     base, seed, alpha = base._replace(params=params), config.run.seed, config.lora.alpha
     return _engine(base, mesh, shape, seed, alpha, name, settings.reuse)
@@ -181,7 +180,7 @@ def adapter_tools(models: TeamModels, name: str) -> AdapterTools:
         whole = jax.tree.map(lambda *x: np.concatenate(x), *stacks, none)
         n, _ = lora.shape_of(whole)
         state = PolicyState(mesh_lib.put(whole, mesh_lib.replicated(mesh)), ())
-        local_base = base._replace(params=mesh_lib.localize(base.params, mesh))
+        local_base = base._replace(params=mesh_lib.placed(base.params, mesh))
         policy = policy_of(local_base, mesh, state, config.alpha)
         data = [
             Datum.of(

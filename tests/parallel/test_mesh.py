@@ -52,15 +52,9 @@ def test_every_process_has_a_share_of_both_meshes():
 @pytest.mark.parametrize(
     "asked, message",
     [
-        (
-            {"rollout": (8,)},
-            "--mesh.rollout: expected .* and fewer than its 4, got 8",
-        ),
+        ({"rollout": (8,)}, "--mesh.rollout: expected .* and fewer than its 4, got 8"),
         ({"rollout": (3,)}, "--mesh.rollout: expected .* each of 2 processes .* got 3"),
-        (
-            {"rollout": (1, 1, 1, 2)},
-            "--mesh.rollout: expected data, or data, .* got 1 1 1 2",
-        ),
+        ({"rollout": (1, 1, 1, 2)}, "--mesh.rollout: expected data, or data, .* got 1 1 1 2"),
         ({"rollout": (1, 1, 4)}, "--mesh.rollout: fsdp x tensor = 4 .* divisor of the 2 devices"),
         ({"rollout": (4,), "data": 8}, "expected .* = 4 devices that --mesh.rollout leaves, got"),
     ],
@@ -92,7 +86,7 @@ def test_bases_that_play_apart_take_their_weights_from_the_mesh_without_a_copy()
     assert (large.devices.shape, other.devices.shape) == ((3, 1, 2), (1, 1, 2))
     assert mesh.parts(whole, (), 2) == [whole, whole]
     params = small.base_on(whole, 1).params
-    for part, own in [(large, mesh.localize(params, large)), (other, mesh.placed(params, other))]:
+    for part, own in [(large, mesh.placed(params, large)), (other, mesh.placed(params, other))]:
         for there, here in zip(jax.tree.leaves(params), jax.tree.leaves(own), strict=True):
             np.testing.assert_array_equal(there, here)
             assert here.sharding.device_set == {*part.devices.flat}

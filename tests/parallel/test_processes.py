@@ -18,8 +18,6 @@ from marft_jax.settings import config as config_lib
         (["libtpu"], [], "", True),
         ([], [], "", False),
         (["libtpu"], ["/dev/accel0"], "", False),
-        (["libtpu"], ["/dev/vfio/0"], "", False),
-        (["libtpu", "jax_plugins"], [], "", False),
         (["libtpu"], [], "tpu", False),
     ],
 )

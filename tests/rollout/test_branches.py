@@ -33,8 +33,8 @@ def by_branch(request) -> str:
 def rollout_of(workflow: str, shared: int, speak, env=lambda: Lookup(2), **more):
     lead = "planner" if workflow == "orchestrated" else None
     blueprint = Blueprint(THREE, workflow, *DIAMOND, orchestrator=lead)
-    how = {"team_context": "shared"} if shared else {}
-    team = small.team_of(blueprint, context=4000, max_new_tokens=30, temperature=0.7, **how)
+    settings = {"max_new_tokens": 30, "temperature": 0.7, "context": 4000}
+    team = small.team_of(blueprint, team_context="shared" if shared else "own", **settings)
     engine = Scripted(speak)
     return Rollout(engine, team, find_workflow(workflow), env, DaemonThreads(), **more), engine
 
@@ -93,14 +93,12 @@ def test_what_comes_before_and_beside_the_turn_stays_as_it_was(workflow, shared)
             trunks, rollout.play(branches_of(trunks, number), 0).episodes, strict=True
         ):
             turn, _ = branch.branch
-            for k, own in enumerate(branch.turns):
+            old = [(t.agent, t.text, t.prompt.tolist()) for t in trunk.turns[turn:]]
+            for k, again in enumerate(branch.turns):
                 if k < turn:
-                    assert own.replayed and as_written(own) == as_written(trunk.turns[k])
-                elif (
-                    own.replayed
-                ):  # of the same layer; tools may have been called more or less often before
-                    old = [(t.agent, t.text, t.prompt.tolist()) for t in trunk.turns[turn:]]
-                    assert (own.agent, own.text, own.prompt.tolist()) in old
+                    assert again.replayed and as_written(again) == as_written(trunk.turns[k])
+                elif again.replayed:  # of the same layer; other agents may have called more tools
+                    assert (again.agent, again.text, again.prompt.tolist()) in old
             ends.add((trunk.index, branch.turns[turn].text, trunk.turns[turn].text))
     assert any(new != old for _, new, old in ends)
 

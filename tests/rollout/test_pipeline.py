@@ -86,34 +86,24 @@ def test_who_waits_for_whom_is_measured(monkeypatch):
     assert 4 <= seconds["learner_wait_s"] <= 14
 
 
-@pytest.mark.parametrize("ahead", [False, True])
-def test_an_error_is_raised_where_its_step_is_taken(ahead):
-    def play(number, cancelled):
-        if number == 1:
-            raise EpisodesFailed("all of them")
-        return played(number)
+def second_fails(number, cancelled):
+    if number == 1:
+        raise EpisodesFailed("all of them")
+    return played(number)
 
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_an_error_is_raised_where_its_step_is_taken_or_before_where_one_looks(ahead):
     with Pipeline(ahead) as pipeline:
+        pipeline.check()
         for number in range(3):
-            pipeline.ask(functools.partial(play, number))
+            pipeline.ask(functools.partial(second_fails, number))
+        pipeline.run_exclusive(lambda: None)  # all are played
+        with pytest.raises(EpisodesFailed, match="all of them"):
+            pipeline.check()
         assert pipeline.take().updates == 0
         with pytest.raises(EpisodesFailed, match="all of them"):
             pipeline.take()
-
-
-def test_an_error_is_raised_long_before_its_turn_where_one_looks():
-    def play(number, cancelled):
-        if number == 1:
-            raise EpisodesFailed("all of them")
-        return played(number)
-
-    with Pipeline(ahead=True) as pipeline:
-        pipeline.check()
-        for number in range(2):
-            pipeline.ask(functools.partial(play, number))
-        pipeline.run_exclusive(lambda: None)  # both are played
-        with pytest.raises(EpisodesFailed, match="all of them"):
-            pipeline.check()
         pipeline.clear()
         pipeline.check()
 
@@ -183,14 +173,6 @@ def test_a_step_that_is_played_can_be_cancelled_with_those_that_wait():
         assert not pipeline.asked
         pipeline.ask(functools.partial(played, 2))
         assert pipeline.take().updates == 2
-
-
-def test_an_error_of_the_learner_ends_a_step_that_is_played():
-    begun = threading.Event()
-    with pytest.raises(KeyError), Pipeline(ahead=True) as pipeline:
-        pipeline.ask(functools.partial(until_cancelled, begun))
-        assert begun.wait(LONG)
-        raise KeyError
 
 
 @pytest.mark.parametrize("ahead", [False, True])

@@ -24,15 +24,8 @@ def length(turn, reward, episode) -> float:
 
 def played(rollout, credit: str, samples=SAMPLES, **algo):
     """(trunks, others) of a step, and its config."""
-    given = {
-        "name": "grpo",
-        "credit": credit,
-        "branches": 2,
-        "episodes": 6,
-        "group_size": 2,
-        **algo,
-    }
-    config = configure({f"algo.{key}": value for key, value in given.items()})
+    settings = {"name": "grpo", "credit": credit, "branches": 2, "episodes": 6, "group_size": 2}
+    config = configure({f"algo.{key}": value for key, value in (settings | algo).items()})
     rule = make_credit(config.algo, rollout.team)
     parts = list(play_samples(rollout, rule, samples, config, 3))
     episodes = [e for part in parts for e in part.episodes]
@@ -179,9 +172,7 @@ def test_a_task_that_fails_ends_no_step_though_it_is_played_with_few_others(more
     ("credit", "given"),
     [
         ("solo", {"branches": 3}),
-        ("siblings", {"branches": 3, "branch_at": "every"}),
         ("siblings", {"branch_at": "planner,verifier"}),
-        ("siblings", {"branch_at": "random"}),
         ("tree", {"branch_at": "every", "branch_continue": "random"}),
     ],
 )

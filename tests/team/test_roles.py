@@ -41,56 +41,25 @@ def test_a_profile_overrides_the_teams_sampling_field_by_field():
     assert Profile("a", temperature=0).sampling(team) == Sampling(24, 0, 0.9, 50, 0.1, ("x",))
 
 
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [
-        ("name", ""),
-        ("name", " planner"),
-        ("name", "a/b"),
-        ("name", "a\nb"),
-        ("prompt", None),
-        ("description", 1),
-        ("answers", "perhaps"),
-        ("max_new_tokens", 0),
-        ("max_new_tokens", 2.5),
-        ("temperature", -0.1),
-        ("temperature", float("nan")),
-        ("temperature", "hot"),
-        ("top_p", 0),
-        ("top_p", 1.1),
-        ("top_k", -1),
-        ("top_k", 1.5),
-        ("min_p", -0.1),
-        ("min_p", 1.1),
-        ("stop", ("",)),
-        ("stop", (1,)),
-    ],
-)
+BAD = {
+    "name": "", "prompt": None, "answers": "perhaps", "max_new_tokens": 2.5,
+    "temperature": float("nan"), "top_p": 1.1, "top_k": -1, "min_p": -0.1, "stop": ("",),
+}  # fmt: skip
+EDGES = {"prompt": "", "temperature": 0, "top_p": 1, "top_k": 0, "min_p": 1, "base": "main"}
+
+
+@pytest.mark.parametrize(("field", "value"), BAD.items())
 def test_a_bad_field_is_refused_by_name(field, value):
     with pytest.raises(ValidationError, match=rf"\n{field}"):
         Profile(**({"name": "a"} | {field: value}))
 
 
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [
-        ("prompt", ""),
-        ("temperature", 0),
-        ("top_p", 1),
-        ("top_k", 0),
-        ("min_p", 1),
-        ("name", "input parser"),
-        ("base", "main"),
-    ],
-)
-def test_the_edges_of_a_range_are_allowed(field, value):
-    assert getattr(Profile(**({"name": "a"} | {field: value})), field) == value
+def test_the_edges_of_a_range_are_allowed():
+    profile = Profile("input parser", **EDGES)
+    assert {field: getattr(profile, field) for field in EDGES} == EDGES
 
 
-NO_FOLDERS = [
-    "..", ".", ".hidden", "a.", "a\\b", "a:b", "a?", "x" * 300, "base", "Base", "team.yaml",
-    "README.md", "forms.py", "Turns.json",
-]  # fmt: skip
+NO_FOLDERS = ["..", ".hidden", "a.", "a\\b", "a?", "x" * 300, "Base", "team.yaml", "Turns.json"]
 
 
 @pytest.mark.parametrize("name", NO_FOLDERS)
@@ -122,30 +91,6 @@ def test_each_shipped_team_loads_and_one_agent_answers(file):
     assert all(p.prompt and p.description for p in team)
 
 
-def test_the_shipped_teams_have_the_classic_members():
-    members = {f.stem: [p.name for p in team_files.load_team(str(f)).agents] for f in TEAM_FILES}
-    assert members == {
-        "dual": ["reasoner", "actor"],
-        **dict.fromkeys(("two_bases", "frozen_planner"), ["planner", "solver"]),
-        "trio": ["reasoner", "actor", "verifier"],
-        "quartet": ["problem_decomposer", "planner", "executor", "verifier"],
-        "octet": [
-            "input_parser",
-            "subproblem_generator",
-            "method_selector",
-            "step_solver",
-            "numeric_evaluator",
-            "symbolic_manipulator",
-            "result_verifier",
-            "aggregator_explainer",
-        ],
-        "judged": ["writer", "judge"],
-        "planner_solver": ["planner", "solver"],
-        "planner_solver_verifier": ["planner", "solver", "verifier"],
-        "planner_solver_reflector_verifier": ["planner", "solver", "reflector", "verifier"],
-    }
-
-
 def test_every_setting_of_a_profile_can_stand_in_a_file(tmp_path):
     text = """
     agents:
@@ -156,23 +101,9 @@ def test_every_setting_of_a_profile_can_stand_in_a_file(tmp_path):
     """
     folder = str(tmp_path / "folder")
     profile = Profile(
-        "a",
-        "p",
-        "d",
-        True,
-        "x",
-        False,
-        folder,
-        "module:function",
-        9,
-        0.5,
-        0.8,
-        3,
-        0.01,
-        ("a", "b c"),
-        "y",
-        ("module:tool",),
-    )
+        "a", "p", "d", True, "x", False, folder, "module:function", 9, 0.5, 0.8, 3, 0.01,
+        ("a", "b c"), "y", ("module:tool",),
+    )  # fmt: skip
     assert team_files.load_team(team_file(tmp_path, text)).agents == (profile,)
 
 
@@ -203,7 +134,8 @@ def test_a_missing_file_is_named(tmp_path):
 @pytest.mark.parametrize("name", ["team.yaml", "team.json"])
 def test_a_file_that_does_not_parse_is_named(tmp_path, name):
     kind = "JSON" if name.endswith("json") else "YAML"
-    assert f": not {kind}: " in complaint(team_file(tmp_path, "agents: [", name))
+    message = complaint(team_file(tmp_path, "agents:\n  - name: [\n b", name))
+    assert f": not {kind}: " in message and "\n" not in message
 
 
 @pytest.mark.parametrize(
@@ -211,72 +143,25 @@ def test_a_file_that_does_not_parse_is_named(tmp_path, name):
     [
         ("", "expected a mapping, got None"),
         ("agents:", "agents: expected a list of at most 300, got None"),
-        ("agents: {name: a}", "agents: expected a list of at most 300, got {'name': 'a'}"),
-        ("just text", "expected a mapping, got 'just text'"),
+        ("agents: []", "expected at least one agent, got none"),
         ("members: []", "members: unknown key; known are agents, bases"),
-        ("judge: a", "agents: expected a list of at most 300, got {'judge': 'a'}"),
+        ("agents: [{name: a}]\nagent: 3", "agent: unknown key; did you mean 'agents'?"),
+        ("agents: [{name: a, answer: true}]", "agents[0].answer: unknown key; did you mean"),
         ("1: a\nagents: []", "[1]: unknown key; known are agents"),
         ("agents: [1]", "agents[0]: expected a mapping, got 1"),
+        ("agents: [{prompt: p}]", "agents[0].name: expected text"),
         ("[{role: a, prompt: }]", "agents[0].prompt: expected text, got None"),
-        ("[a]", "agents[0]: expected a mapping, got 'a'"),
-        (
-            "agents: [{name: a, format: {1: 2}}]",
-            "agents[0].format[1].[key]: expected a valid string",
-        ),
-        ("agents: []\nbases: {1: {model: tiny}}", "bases[1].[key]: expected a valid string"),
+        ("agents: [{name: a, format: {1: 2}}]", "agents[0].format[1].[key]: expected a valid"),
+        ("agents: [{name: a}, {name: b, top_p: 2}]", "agents[1].top_p: expected a number above 0"),
         ("agents: []\nbases: {a: {lr: 0}}", "bases.a.model: expected text"),
+        ("agents: [{name: a, answers: true}, {name: A}]", "expected distinct names, got 'A' twice"),
+        (
+            "agents: [{name: a, answers: true}, {name: b, adapter: A}]",
+            "expected distinct adapters, got 'A' twice",
+        ),
+        ("agents: [{name: a}]", "expected an agent with `answers: true`, got none; add it to"),
     ],
 )
 def test_a_file_of_another_form_is_one_line(tmp_path, text, expected):
     message = complaint(team_file(tmp_path, text))
     assert message.startswith(f"FILE: {expected}") and "\n" not in message
-
-
-def test_a_team_of_nobody_is_refused(tmp_path):
-    message = complaint(team_file(tmp_path, "agents: []"))
-    assert message == "FILE: expected at least one agent, got none; list them under `agents:`"
-
-
-def test_an_unknown_key_gets_a_suggestion(tmp_path):
-    message = complaint(team_file(tmp_path, "agents: [{name: a, answer: true}]"))
-    assert message == "FILE: agents[0].answer: unknown key; did you mean 'answers'?"
-    message = complaint(team_file(tmp_path, "agents: [{name: a}]\nagent: 3"))
-    assert message == "FILE: agent: unknown key; did you mean 'agents'?"
-
-
-def test_a_bad_field_in_a_file_names_file_agent_and_field(tmp_path):
-    message = complaint(team_file(tmp_path, "agents: [{name: a}, {name: b, top_p: 2}]"))
-    assert message == "FILE: agents[1].top_p: expected a number above 0 to 1 or none, got 2"
-
-
-@pytest.mark.parametrize(
-    ("row", "expected"),
-    [("{prompt: p}", "].name: expected text"), ("solver", "]: expected a mapping")],
-)
-def test_an_agent_that_is_no_profile_is_refused(tmp_path, row, expected):
-    message = complaint(team_file(tmp_path, f"agents: [{row}]"))
-    assert message.startswith("FILE: agents[0") and expected in message
-
-
-def test_names_must_differ_by_more_than_capitals(tmp_path):
-    message = complaint(team_file(tmp_path, "agents: [{name: a, answers: true}, {name: A}]"))
-    assert message == "FILE: expected distinct names, got 'A' twice; rename one"
-
-
-def test_adapters_must_differ_by_more_than_capitals(tmp_path):
-    rows = "[{name: a, answers: true}, {name: b, adapter: A}]"
-    assert complaint(team_file(tmp_path, f"agents: {rows}")) == (
-        "FILE: expected distinct adapters, got 'A' twice; rename one"
-    )
-
-
-def test_a_team_without_a_graded_agent_is_refused_with_the_fix(tmp_path):
-    message = complaint(team_file(tmp_path, "agents: [{name: a}, {name: b}]"))
-    assert message == (
-        "FILE: expected an agent with `answers: true`, got none; "
-        "add it to the agent that gives the team's answer"
-    )
-
-
-def test_every_complaint_is_one_line_also_for_files_that_do_not_parse(tmp_path):
-    assert "\n" not in complaint(team_file(tmp_path, "agents:\n  - name: [\n b"))

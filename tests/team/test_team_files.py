@@ -56,23 +56,12 @@ def test_what_is_dumped_loads_again(tmp_path, blueprint):
     [
         ("[Plan., Solve.]", "[Plan.]", "messages: expected one for each of the 2 agents, got 1"),
         ("[Plan., Solve.]", "[1, 2]", "messages[0]: expected text or none, got 1"),
-        ("[Plan., Solve.]", "x", "messages: expected a list, got 'x'"),
         ("[plan, two]]", "[plan]]", "edges[1][1]: expected text, got ['plan']"),
-        (
-            "{id: plan, role: planner}",
-            "{id: plan}",
-            "nodes[0].role: expected text, got {'id': 'plan'}",
-        ),
-        ("{id: plan, role: planner}", "{id: plan, role: planner, mesage: a}", "'message'?"),
+        ("{id: plan, role: planner}", "{id: plan}", "nodes[0].role: expected text"),
         ("judge: solver", "judge: [solver]", "judge: expected text or none, got ['solver']"),
-        ("workflow: dag", "workflw: dag", "did you mean 'workflow'?"),
-        ("nodes:", "knots:", "knots: unknown key"),
         ("prompt: p", "temperature: true", "agents[0].temperature: expected a number from 0 to"),
-        ("prompt: p", "top_p: yes", "top_p: expected a number above 0 to 1 or none, got True"),
         ("prompt: p", "max_new_tokens: on", "expected a whole number from 1 or none, got True"),
-        ("prompt: p", "top_k: false", "expected a whole number from 0 or none, got False"),
         ("prompt: p", "min_p: .nan", "expected a number from 0 to 1 or none, got nan"),
-        ("nodes:", "bases: {x: {model: m, lr: true}}\nnodes:", "bases.x.lr: expected a number"),
         ("name: planner", "name: team", "expected other names than 'team', which names all of"),
     ],
 )
@@ -84,30 +73,18 @@ def test_a_wrong_line_is_named(tmp_path, old, new, expected):
 
 NESTED = {
     "bases: {x: {model: tiny, quantise: int8}}": "quantise: unknown key; did you mean 'quantize'",
-    "bases: {x: {modle: tiny}}": "bases.x.modle: unknown key; did you mean 'model'",
     "bases: {x: {model: tiny, ctx: 3}}": "bases.x.ctx: unknown key; known are calls, context",
-    "bases: {x: {model: tiny, prompt: a}}": (
-        "bases.x.prompt: unknown key; known are calls, context, dtype, lr, model, quantize, "
-        "thinking"
-    ),
     "teacher: {see: answer}": "teacher.see: unknown key; did you mean 'sees'",
-    "teacher: {bas: x}": "teacher.bas: unknown key; did you mean 'base'",
     "teacher: {answer: true}": "teacher.answer: unknown key; known are base, init, sees",
-    "nodes: [{id: a, rol: a}]": "nodes[0].rol: unknown key; did you mean 'role'",
     "nodes: [{id: a, role: a, msg: x}]": "nodes[0].msg: unknown key; known are id, message, role",
-    "nodes: [{id: a, role: a, prompt: x}]": "prompt: unknown key; known are id, message, role",
     "message: [a]": "message: unknown key; did you mean 'messages'",
-    "base: {x: {model: tiny}}": "base: unknown key; did you mean 'bases'",
     "temperature: 1": "temperature: unknown key; known are agents, bases, edges, judge, messages,",
     "bases: {x: }": "bases.x: expected a mapping, got None",
-    "bases: {x: {model: }}": "bases.x.model: expected text, got None",
 }
 OF_AGENT = {
     "teacher: {see: answer}": "agents[0].teacher.see: unknown key; did you mean 'sees'",
-    "temp: 1": "agents[0].temp: unknown key; did you mean 'temperature'",
     "model: tiny": "agents[0].model: unknown key; known are adapter, answers, base, description,",
     "max_tokens: 3": "agents[0].max_tokens: unknown key; did you mean 'max_new_tokens'",
-    "see: x": "agents[0].see: unknown key; known are adapter, answers",
 }
 
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -68,12 +66,8 @@ def test_the_nodes_of_a_layer_act_together_and_see_what_they_depend_on(threads):
     blueprint = Blueprint((PLANNER, SOLVER, CHECKER), "dag", *DIAMOND)
     [episode], engine = play(threads, blueprint, who)
     assert [turn.name for turn in episode.turns] == ["planner", "solver", "solver", "checker"]
-    assert episode.dependency.astype(int).tolist() == [
-        [0, 0, 0, 0],
-        [1, 0, 0, 0],
-        [1, 0, 0, 0],
-        [1, 1, 1, 0],
-    ]
+    seen = [[0, 0, 0, 0], [1, 0, 0, 0], [1, 0, 0, 0], [1, 1, 1, 0]]
+    assert episode.dependency.astype(int).tolist() == seen
     prompts = [text(turn.prompt) for turn in episode.turns]
     assert prompts[1] == "<s>s<u>t0\nplanner: w0<a>"
     assert prompts[2] == "<s>s<u>t0\nplanner: w0\nAnother way.<a>"
@@ -179,13 +173,8 @@ def debaters(judge: str | None = None, *more: Profile) -> Blueprint:
 def test_debaters_answer_side_by_side_then_see_each_others_last_answers(threads):
     [episode], engine = play(threads, debaters(), who, rounds=3)
     see_none, see_all = np.zeros((3, 3)), np.ones((3, 3))
-    expected = np.block(
-        [
-            [see_none, see_none, see_none],
-            [see_all, see_none, see_none],
-            [see_none, see_all, see_none],
-        ]
-    )
+    later = [see_all, see_none, see_none], [see_none, see_all, see_none]
+    expected = np.block([[see_none] * 3, *later])
     np.testing.assert_array_equal(episode.dependency, expected)
     assert text(episode.turns[4].prompt) == "<u>t0\nann: w0\nbob: w1\ncy: w2<a>"
     assert [len(batch) for batch in engine.batches] == [3, 3, 3]
@@ -253,14 +242,6 @@ def test_a_shared_conversation_with_one_adapter_is_one_nested_sequence(threads):
         whole = [*before.prompt.tolist(), *before.action.tolist()]
         assert after.prompt.tolist()[: len(whole)] == whole
     assert text(episode.turns[2].prompt).count("<s>") == 1
-
-
-def test_an_action_that_was_cut_off_is_ended_before_the_next_speaks(threads):
-    blueprint = Blueprint((PLANNER, SOLVER))
-    [episode], _ = play(
-        threads, blueprint, lambda r: "abcdef", team_context="shared", max_new_tokens=3
-    )
-    assert "<a>abc<e><u>" in text(episode.turns[1].prompt)
 
 
 def test_a_cut_turn_is_ended_as_the_template_ends_it_whatever_else_ends_an_action():
@@ -388,13 +369,6 @@ def test_keys_are_distinct_with_parallel_branches_of_unequal_numbers_of_tool_cal
     assert keys[0] == keys[1] == keys[2]
 
 
-def test_later_steps_read_earlier_answers_in_the_observation_and_d_says_so(threads):
-    blueprint = Blueprint((PLANNER, SOLVER))
-    [episode], _ = play(threads, blueprint, who, env=question("never", horizon=2))
-    assert "solver: w1" in text(episode.turns[2].prompt)
-    np.testing.assert_array_equal(episode.dependency, np.tril(np.ones((4, 4), bool), -1))
-
-
 # what is graded
 
 
@@ -504,29 +478,6 @@ def test_too_many_failures_stop_the_run(threads):
         play(threads, Blueprint((PLANNER, SOLVER)), who, env=Flaky, tasks=range(3))
 
 
-def test_an_environment_that_hangs_costs_its_episode_and_nothing_else():
-    """Even the process may end: the thread that hangs is not waited for."""
-    code = (
-        f"import time, sys; sys.path.insert(0, {str(Path(__file__).parents[1] / 'helpers')!r})\n"
-        "import small, scripted\n"
-        "from marft_jax.rollout.rollout import Rollout\n"
-        "from marft_jax.team.workflows import WORKFLOWS\n"
-        "from marft_jax.background import DaemonThreads\n"
-        "class Hangs(scripted.Slow):\n"
-        "    def step(self, turns):\n"
-        "        time.sleep(1000 if self._seed == 1 else 0)\n"
-        "        return super().step(turns)\n"
-        "engine = scripted.Scripted(lambda request: 'a')\n"
-        "rollout = Rollout(engine, small.team(2), WORKFLOWS['sequential'], lambda: Hangs(1),\n"
-        "                  DaemonThreads(), max_failed=0.5, step_seconds=3.0)\n"
-        "played = rollout.play(small.samples([0, 1, 2]), 0)\n"
-        "print([len(episode.turns) for episode in played.episodes], len(played.failed))"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
-    assert done.stdout == "[2, 2] 1\n", done.stderr
-    assert "TimeoutError" in done.stderr
-
-
 # what does not fit together
 
 
@@ -541,7 +492,6 @@ def test_an_environment_that_hangs_costs_its_episode_and_nothing_else():
             {"anonymous": True},
             "expected names, by which an orchestrator calls",
         ),
-        (Blueprint((SOLVER,), "dag"), {}, "expected nodes of the dag, got none"),
         (
             Blueprint((Profile("a", adapter="x"), Profile("b", adapter="x", trainable=False))),
             {},
@@ -563,26 +513,15 @@ def test_no_vote_and_no_call_is_read_in_what_an_agent_thinks(threads):
 
 
 THINGS = """
-class Flow: pass
 number = 3
-text = "sequential"
 def alone(team): yield
-def without(): yield
-def more(team, observation, rounds): yield
+class Flow: pass
 """
 WANTED = "expected a function of (team, observation)"
 
 
 @pytest.mark.parametrize(
-    ("name", "got"),
-    [
-        ("Flow", "one of ()"),
-        ("number", "3"),
-        ("text", "'sequential'"),
-        ("alone", "one of (team) ("),
-        ("without", "one of () ("),
-        ("more", "one of (team, observation, rounds) ("),
-    ],
+    ("name", "got"), [("Flow", "one of ()"), ("number", "3"), ("alone", "one of (team) (")]
 )
 def test_what_is_no_workflow_is_one_line_before_a_model_is_loaded(name, got, tmp_path, monkeypatch):
     (tmp_path / "flows.py").write_text(THINGS)
