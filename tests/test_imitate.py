@@ -205,7 +205,7 @@ def test_every_fault_is_a_line_of_its_own(tmp_path, capsys):
     assert imitated("--out", tmp_path / "run", "--data", file) == 2
     *told, last = capsys.readouterr().err.splitlines()
     assert len(told) == 5 and "5 of 6 demonstrations cannot be replayed" in last
-    words = ("got no JSON", "unknown agent 'critic'", "expected planner", "24 tokens", "no turn 2")
+    words = ("got no JSON", "got 'critic'", "expected planner", "24 tokens", "no turn 2")
     for number, word in enumerate(words, 2):
         [found] = [one for one in told if f"{file}:{number}: " in one]
         assert word in found

@@ -7,23 +7,15 @@ import itertools
 import jax
 import numpy as np
 
+from marft_jax import random_keys
 from marft_jax.envs.base import EVAL_SEEDS
-from marft_jax.random_keys import (
-    ActionKey,
-    Stream,
-    attempt,
-    generator,
-    key_2,
-    numbers_of,
-    occasion,
-    task,
-)
+from marft_jax.random_keys import ActionKey, Stream, attempt, generator, key_2
 
 
 def test_every_draw_has_a_key_of_its_own():
     large = (0, 1, 2, 2**16, 2**32, 2**40)
     drawn = [
-        (seed, *numbers_of(ActionKey(stream, *numbers)))
+        (seed, *random_keys.numbers_of(ActionKey(stream, *numbers)))
         for seed in (0, 1)
         for stream in (Stream.TRAINING, Stream.EVALUATION)
         for numbers in (
@@ -45,12 +37,16 @@ def test_a_key_repeats_and_jax_takes_it():
 
 
 def test_tasks_stay_below_those_that_are_held_out():
-    numbers = [task(seed, n) for seed in (0, 1073, 1074, 2**31 - 1) for n in (0, attempt(9, 99))]
+    numbers = [
+        random_keys.task(seed, n)
+        for seed in (0, 1073, 1074, 2**31 - 1)
+        for n in (0, attempt(9, 99))
+    ]
     assert all(0 <= number < EVAL_SEEDS for number in numbers)
-    assert len(set(numbers)) == len(numbers) and task(0, 5) == 5
+    assert len(set(numbers)) == len(numbers) and random_keys.task(0, 5) == 5
 
 
 def test_a_message_names_the_step_and_neither_the_attempt_at_it_nor_the_step_of_an_evaluation():
     again = attempt(2, rollbacks=3)
-    assert occasion(Stream.TRAINING, again) == "step 3"
-    assert occasion(Stream.EVALUATION, 2) == "evaluation"
+    assert random_keys.occasion(Stream.TRAINING, again) == "step 3"
+    assert random_keys.occasion(Stream.EVALUATION, 2) == "evaluation"

@@ -50,23 +50,6 @@ def test_steps_are_taken_in_the_order_in_which_they_were_asked_for(ahead):
     assert all(set(x.seconds) == {"rollout_s", *waits} for x in taken)
 
 
-def test_steps_are_played_ahead_while_the_learner_works():
-    """Both are at work at the same time: each waits for the other to be there."""
-    both = threading.Barrier(2, timeout=LONG)
-
-    def play(number, cancelled):
-        both.wait()
-        return played(number)
-
-    with Pipeline(ahead=True) as pipeline:
-        pipeline.ask(functools.partial(play, 0))
-        for number in range(1, 4):
-            pipeline.ask(functools.partial(play, number))
-            both.wait()  # learn
-            assert pipeline.take().updates == number - 1
-        both.wait()
-
-
 def test_who_waits_for_whom_is_measured(monkeypatch):
     clock = Clock()
     monkeypatch.setattr(pipeline_lib, "time", clock)

@@ -30,17 +30,8 @@ def say_who(request) -> str:
     return f"{request.owner}{request.key.task % 10}{request.key.act}"
 
 
-def play(
-    threads,
-    team,
-    env=Slow,
-    *,
-    speak=say_who,
-    workflow=WORKFLOWS["sequential"],
-    tasks=range(3),
-    slots=4,
-):
-    engine = Scripted(speak, slots)
+def play(threads, team, env=Slow, *, speak=say_who, workflow=None, tasks=range(3), slots=4):
+    engine, workflow = Scripted(speak, slots), workflow or WORKFLOWS["sequential"]
     played = Rollout(engine, team, workflow, env, threads).play(small.samples(tasks), step=5)
     return played.episodes, engine
 

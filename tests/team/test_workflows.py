@@ -11,7 +11,7 @@ import small
 from scripted import Scripted, Slow, text
 
 from marft_jax.envs.base import Grade, QuestionEnv, Task
-from marft_jax.errors import BadInput, EpisodesFailed
+from marft_jax.errors import BadInput
 from marft_jax.models.tokenizers.tokenizer import ByteTokenizer
 from marft_jax.rollout.rollout import Rollout
 from marft_jax.team import State, Step
@@ -24,13 +24,9 @@ from marft_jax.types import StepResult
 
 PLANNER, SOLVER = Profile("planner", "p"), Profile("solver", "s", "Solves.", answers=True)
 CHECKER = Profile("checker", "c", answers=True)
+NODES = (("plan", "planner"), ("left", "solver"), ("right", "solver", "Another way."))
 DIAMOND = Graph(
-    (
-        Node("plan", "planner"),
-        Node("left", "solver"),
-        Node("right", "solver", "Another way."),
-        Node("end", "checker"),
-    ),
+    (*(Node(*node) for node in NODES), Node("end", "checker")),
     (("plan", "left"), ("plan", "right"), ("left", "end"), ("right", "end")),
 )
 
@@ -149,11 +145,9 @@ def test_an_episode_without_a_call_is_graded_and_trained(threads):
     ("said", "expected"),
     [
         ("<call>solver</call>", "solver"),
-        ("words <call>\n SOLVER </call> words", "solver"),
-        ("<call>self-check</call>", "self-check"),
+        ("words <call>\n SELF-check </call> words", "self-check"),
         ("<call>nobody</call>", None),
         ("<call>solver</call><done>", None),
-        ("<done/>", None),
         ("solver", None),
         ("<call>solver", None),
     ],
@@ -227,11 +221,9 @@ def test_every_topology_tries_again_with_feedback(threads, workflow, context):
     for i, turn in enumerate(episode.turns):
         assert all(j < i for j in turn.sees)
         if context == "shared":  # everything that was said before, by id
-            assert all(
-                bytes(episode.turns[j].action[:-1].tolist())
-                in bytes(turn.prompt.clip(0, 255).tolist())
-                for j in turn.sees
-            )
+            shown = bytes(turn.prompt.clip(0, 255).tolist())
+            said = (episode.turns[j].action[:-1] for j in turn.sees)
+            assert all(bytes(ids.tolist()) in shown for ids in said)
 
 
 def test_a_shared_conversation_with_one_adapter_is_one_nested_sequence(threads):
@@ -259,9 +251,8 @@ def test_a_cut_turn_is_ended_as_the_template_ends_it_whatever_else_ends_an_actio
 
 def test_anonymous_teams_have_no_names_and_no_system_prompts(threads):
     for context in ("own", "shared"):
-        [episode], _ = play(
-            threads, Blueprint((PLANNER, SOLVER)), who, anonymous=True, team_context=context
-        )
+        settings = {"anonymous": True, "team_context": context}
+        [episode], _ = play(threads, Blueprint((PLANNER, SOLVER)), who, **settings)
         shown = text(episode.turns[1].prompt)
         assert "planner" not in shown and "solver" not in shown and "<s>" not in shown
         assert "w0" in shown
@@ -319,11 +310,8 @@ def test_an_agent_may_call_a_tool_and_go_on(threads):
 
     blueprint = Blueprint((PLANNER, SOLVER))
     [episode], engine = play(threads, blueprint, speak, env=lambda: Calculator(1))
-    assert [(t.name, t.text) for t in episode.turns] == [
-        ("planner", "ADD 2 3"),
-        ("planner", "so 5"),
-        ("solver", "done"),
-    ]
+    said = [("planner", "ADD 2 3"), ("planner", "so 5"), ("solver", "done")]
+    assert [(t.name, t.text) for t in episode.turns] == said
     first, second, solver = episode.turns
     assert text(second.prompt) == text(first.prompt) + "ADD 2 3<e><u>5<a>"
     assert second.sees == (0,) and solver.sees == (1,)
@@ -336,9 +324,8 @@ def test_tools_of_siblings_run_side_by_side_and_calls_are_bounded(threads):
     [episode], engine = play(
         threads, blueprint, lambda request: "ADD 1", env=lambda: Calculator(1), context=4000
     )
-    assert [t.name for t in episode.turns] == [
-        name for name in ("planner", "solver", "solver", "checker") for _ in range(5)
-    ]
+    names = ("planner", "solver", "solver", "checker")
+    assert [t.name for t in episode.turns] == [name for name in names for _ in range(5)]
     assert [t.index for t in episode.turns] == list(range(20))
     assert len({request.key for request in engine.requests}) == 20
     assert episode.turns[-1].sees == (4, 9, 14, 15, 16, 17, 18)
@@ -473,11 +460,6 @@ def test_a_failing_episode_is_dropped_and_the_others_go_on(threads, caplog):
     assert caplog.text.count("dropped an episode") == 3
 
 
-def test_too_many_failures_stop_the_run(threads):
-    with pytest.raises(EpisodesFailed, match="2 of 3 episodes failed, the first with task 1: OSE"):
-        play(threads, Blueprint((PLANNER, SOLVER)), who, env=Flaky, tasks=range(3))
-
-
 # what does not fit together
 
 
@@ -487,11 +469,7 @@ def test_too_many_failures_stop_the_run(threads):
         (Blueprint((SOLVER,), "debate"), {}, "expected at least 2 debaters, got 1"),
         (Blueprint((SOLVER,), "debate", judge="x"), {}, "judge: expected one of solver, got 'x'"),
         (Blueprint((SOLVER,), "orchestrated"), {}, "expected a specialist with `answers: true`"),
-        (
-            Blueprint((PLANNER, SOLVER), "orchestrated"),
-            {"anonymous": True},
-            "expected names, by which an orchestrator calls",
-        ),
+        (Blueprint((PLANNER, SOLVER), "orchestrated"), {"anonymous": True}, "expected names, by"),
         (
             Blueprint((Profile("a", adapter="x"), Profile("b", adapter="x", trainable=False))),
             {},
