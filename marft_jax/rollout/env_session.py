@@ -67,10 +67,10 @@ class EnvSession:
     def reset(self, task: int) -> str:
         """Creates the environment and returns its first observation."""
         self.task, self._env = task, self._create()
-        reset, players = self._env.reset, getattr(self._env, "players", None)
+        reset = self._env.reset
         observation = _checked(reset, text_of, "reset: the task", reset(task))
         self._has_tool = getattr(self._env, "tool", None) is not None
-        if players is not None:
+        if (players := getattr(self._env, "players", None)) is not None:
             names = self._team.names
             self.players = _checked(players, _players, players(names), names)
         return observation
