@@ -14,7 +14,6 @@ from scripted import Scripted
 from marft_jax.background import Background, DaemonThreads, UsersLoop, finished, users_loop
 from marft_jax.envs.base import from_class
 from marft_jax.envs.rewards import RowAnswer, weighted_sum
-from marft_jax.extras.check.playing import check
 from marft_jax.rollout.rollout import Rollout
 from marft_jax.team.profiles import Profile
 from marft_jax.team.team_files import Blueprint
@@ -95,11 +94,6 @@ def test_what_async_code_raises_is_raised_and_the_loop_goes_on(kind):
     with pytest.raises((kind, concurrent.futures.CancelledError)):
         finished(fails())
     assert finished(reward_of("abc")) == 3 and finished(7) == 7
-
-
-def test_an_async_environment_is_checked_as_another_is():
-    errors, _ = check(Asks, episodes=2)
-    assert errors == []
 
 
 def test_the_loop_knows_its_tasks_by_their_place_and_what_they_wait_for():

@@ -91,16 +91,17 @@ class Rollout:
         episodes = [self._play(sample, step, calls) for sample in samples]
         ended, waited_s = Rounds(self.sampler, calls, self.stop).run(episodes, self.report)
         calls.wait(_CLOSE_SECONDS)
-        played = [episode for episode in ended if isinstance(episode, Episode)]
-        failed = [
-            FailedEpisode(*sample[:3], failure.text)
-            for sample, failure in zip(samples, ended, strict=True)
-            if isinstance(failure, Failure)
-        ]
-        self._check(ended, played, failed, step)
+        pairs = list(zip(samples, ended, strict=True))
+        failures = [(sample, end) for sample, end in pairs if isinstance(end, Failure)]
+        played = Played(
+            [episode for episode in ended if isinstance(episode, Episode)],
+            [FailedEpisode(*sample[:3], failure.text) for sample, failure in failures],
+            waited_s,
+        )
+        self._check(played, bool(failures) and failures[0][1].is_bad_input, step)
         if self.sampler is not None:
             self.sampler.settle()
-        return Played(played, failed, waited_s)
+        return played
 
     async def _play(self, sample: Sample, step: int, calls: Calls) -> Episode | Failure:
         """Plays an episode, or returns why it failed."""
@@ -120,35 +121,38 @@ class Rollout:
         finally:
             env.call("close", env.close)
 
-    def _check(
-        self,
-        ended: Sequence[Episode | Failure],
-        played: Sequence[Episode],
-        failed: Sequence[FailedEpisode],
-        step: int,
-    ) -> None:
-        """Logs truncated and failed episodes; raises where too many failed, see ``play``."""
+    def _check(self, played: Played, is_bad_input: bool, step: int) -> None:
+        """Logs truncated and failed episodes; raises where too many failed, see ``play``.
+
+        Args:
+            is_bad_input: the first failure is one of a setting or of the user's own code.
+        """
         if (max_failed := self.max_failed) is None:
             return
-        where, most = occasion(self.stream, step), self.max_turns
-        cuts = [episode.results[-1].info.get("truncated") for episode in played]
+        episodes, failed, _ = played
+        where, most, total = (
+            occasion(self.stream, step),
+            self.max_turns,
+            len(episodes) + len(failed),
+        )
+        cuts = [episode.results[-1].info.get("truncated") for episode in episodes]
         if capped := cuts.count("turns"):
             why = f"were ended at --rollout.max_turns {most}"
-            LOGGER.warning("%s: %d of %d episodes %s", where, capped, len(ended), why)
-            if all(cuts) and not failed and all(len(e.results) == 1 for e in played):
+            LOGGER.warning("%s: %d of %d episodes %s", where, capped, total, why)
+            if all(cuts) and not failed and all(len(e.results) == 1 for e in episodes):
                 raise BadInput(
                     f"--team.workflow: in {most} turns (--rollout.max_turns) it never yielded a "
                     "Step"
                 )
-        too_many = len(failed) > max_failed * len(ended) or len(failed) == len(ended) > 0
-        if too_many and next(x for x in ended if isinstance(x, Failure)).is_bad_input:
+        too_many = len(failed) > max_failed * total or len(failed) == total > 0
+        if too_many and is_bad_input:
             raise BadInput(failed[0].why)
         for episode in failed:
             what = f"task {episode.index}: {episode.why}"
             LOGGER.warning("%s: dropped an episode: %s", where, what)
         if too_many:
             raise EpisodesFailed(
-                f"{len(failed)} of {len(ended)} episodes failed, the first with task "
+                f"{len(failed)} of {total} episodes failed, the first with task "
                 f"{failed[0].index}: {failed[0].why}; --rollout.max_failed_fraction allows "
                 f"{max_failed:g}"
             )

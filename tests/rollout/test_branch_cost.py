@@ -1,5 +1,4 @@
-"""Little is computed twice: prompts of branches and conversations are cached, and stand once in a
-packed row.
+"""Little is computed twice: prompts of branches are cached, and stand once in a packed row.
 
 ``pytest -s -n 0 tests/rollout/test_branch_cost.py`` prints the figures of ``rollout/README.md``.
 """
@@ -73,23 +72,11 @@ def without_a_model(slots: int):
     return engine
 
 
-class Rounds(Essay):
-    """Three of them."""
-
-    def reset(self, seed: int) -> str:
-        self._left = 3
-        return super().reset(seed)
-
-    def step(self, turns):
-        self._left -= 1
-        return StepResult("Go on.", super().step(turns).reward, not self._left)
-
-
-def twice(env, slots: int, team: Team, **algo) -> tuple[dict[str, float], list[Turn]]:
+def twice(slots: int, team: Team, **algo) -> tuple[dict[str, float], list[Turn]]:
     """Tokens computed for each that had to be, in a step of grpo, and the sampled turns."""
     config = configure({f"algo.{key}": value for key, value in {"name": "grpo", **algo}.items()})
     engine = without_a_model(slots)
-    rollout = Rollout(engine, team, find_workflow("sequential"), env, DaemonThreads())
+    rollout = Rollout(engine, team, find_workflow("sequential"), Essay, DaemonThreads())
     credit = make_credit(config.algo, team)
     collected = collect(rollout, credit, groups_with_signal, config, 0)
     collected = collected._replace(stats=engine.stats())
@@ -104,13 +91,12 @@ def twice(env, slots: int, team: Team, **algo) -> tuple[dict[str, float], list[T
     return computed, sampled
 
 
-def team_of_three(system: int = SYSTEM, **settings) -> Team:
+def team_of_three() -> Team:
     profiles = [
-        Profile(name, prompt=f"You are the {name}. ".ljust(system, "x"), answers=name == "checker")
+        Profile(name, prompt=f"You are the {name}. ".ljust(SYSTEM, "x"), answers=name == "checker")
         for name in small.NAMES
     ]
-    settings = {"max_new_tokens": ACTION, **settings}
-    return small.team_of(Blueprint(tuple(profiles)), context=1024, **settings)
+    return small.team_of(Blueprint(tuple(profiles)), context=1024, max_new_tokens=ACTION)
 
 
 @pytest.mark.parametrize(("branches", "slots", "tasks", "tokens", "most"), [
@@ -124,22 +110,6 @@ def test_branches_compute_hardly_more_than_has_to_be(
     many tokens."""
     monkeypatch.setattr(compilation, "prefill_tokens", lambda mesh: tokens)
     algo = {"credit": "siblings", "branches": branches, "branch_at": "every", "group_size": 1}
-    computed, sampled = twice(Essay, slots, team_of_three(), episodes=tasks, **algo)
+    computed, sampled = twice(slots, team_of_three(), episodes=tasks, **algo)
     assert len(sampled) == tasks * (3 + branches * (3 + 2 + 1))
     assert computed["engine"] < most and computed["update"] < 1.2
-
-
-@pytest.mark.parametrize("tokens", [512, 8192], ids=["cpu", "accelerator"])
-def test_a_groups_prompts_are_computed_once_however_long_the_system_prompt(tokens, monkeypatch):
-    monkeypatch.setattr(compilation, "prefill_tokens", lambda mesh: tokens)
-    team = team_of_three(system=TASK)
-    computed, _ = twice(Essay, 64, team, episodes=64, group_size=8)
-    assert computed["engine"] < 1.05
-
-
-@pytest.mark.parametrize(("slots", "most"), [(64, 1.1), (16, 2.5)])
-def test_a_conversation_in_few_slots_is_not_computed_anew_in_every_turn(slots, most):
-    """Nine turns, of which an episode takes three before its environment answers."""
-    team = team_of_three(team_context="shared", shared=True, max_new_tokens=48)
-    computed, _ = twice(Rounds, slots, team, episodes=64, group_size=8)
-    assert computed["engine"] < most

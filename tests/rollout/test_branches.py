@@ -62,7 +62,7 @@ def as_written(turn):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("count", [25, pytest.param(100, marks=pytest.mark.release)])
+@pytest.mark.parametrize("count", [10, pytest.param(100, marks=pytest.mark.release)])
 @pytest.mark.parametrize(("workflow", "shared"), TOPOLOGIES)
 def test_branches_in_which_the_same_is_sampled_equal_their_trunks(workflow, shared, count):
     """200 of all topologies: half of them where agents share a conversation."""
@@ -83,10 +83,11 @@ def test_branches_in_which_the_same_is_sampled_equal_their_trunks(workflow, shar
     assert len(sampled) < sum(len(trunk.turns) for trunk in trunks)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("workflow", "shared"), TOPOLOGIES)
 def test_what_comes_before_and_beside_the_turn_stays_as_it_was(workflow, shared):
     rollout, _ = rollout_of(workflow, shared, by_branch)
-    trunks = rollout.play([Sample(i, i) for i in range(20)], 0).episodes
+    trunks = rollout.play([Sample(i, i) for i in range(8)], 0).episodes
     ends = set()
     for number in (1, 2):
         for trunk, branch in zip(

@@ -59,6 +59,7 @@ def test_of_the_samples_of_a_turn_the_one_with_the_best_step_reward_goes_on(work
     assert sum(len(e.prompt) for e in sampled) == sum(len(r.prompt) for r in engine.requests)
 
 
+@pytest.mark.slow
 def test_a_random_one_goes_on_as_if_there_were_no_others():
     rollout, _ = rollout_of("dag", 0, by_branch)
     trunks, others, config = played(rollout, "tree", branch_at="every", branch_continue="random")
@@ -168,6 +169,7 @@ def test_a_task_that_fails_ends_no_step_though_it_is_played_with_few_others(more
         played(rollout, "tree", [Sample(0, i) for i in range(8)], **given)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("credit", "given"),
     [

@@ -210,21 +210,6 @@ def test_others_decode_while_an_episode_is_graded(threads):
     assert len(episodes) == 4
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("temperature", [0.0, 1.0], ids=["greedy", "sampled"])
-def test_real_episodes_do_not_depend_on_the_number_of_slots(threads, temperature):
-    team = small.team(2, temperature=temperature, max_new_tokens=4)
-    played = []
-    for slots in (2, 8):
-        engine = small.engine(slots=slots, longest=4, n=2)
-        rollout = Rollout(engine, team, WORKFLOWS["sequential"], lambda: Slow(1), threads)
-        first, again, later = (rollout.play(small.samples(range(5)), s).episodes for s in (0, 0, 1))
-        played.append(summary(first))
-        assert summary(again) == played[-1]  # the same step repeats
-        assert (summary(later) == played[-1]) == (temperature == 0)
-    assert played[0] == played[1]
-
-
 # One's own workflow.
 
 
@@ -259,6 +244,7 @@ def test_a_workflow_that_is_not_there_is_bad_input(name, named):
     assert named in str(caught.value)
 
 
+@pytest.mark.slow
 def test_episodes_of_one_task_differ_and_repeat(threads):
     """Group members, episodes of other steps: each has noise of its own."""
     engine, team = small.engine(longest=4, n=2), small.team(2, max_new_tokens=4)
