@@ -11,7 +11,7 @@ from typing import Any
 
 from marft_jax.errors import BadInput
 from marft_jax.formats.foreign import readable
-from marft_jax.models.checked import positive
+from marft_jax.models.checked import check_heads, positive
 from marft_jax.models.decoder_config import DecoderConfig
 from marft_jax.models.families import FAMILIES, SOFT_CAPS, Family, dense
 from marft_jax.models.names import Spelling
@@ -55,8 +55,8 @@ def read_config(
         name = _architecture(config, source)
         family = FAMILIES[name]
         given = {**config, **config.get("text_config", {})}
-        above, own = (bool(x.get(_TIED, given.get(_TIED))) for x in (config, given))
-        if above != own:
+        whole, text = (bool(x.get(_TIED, given.get(_TIED))) for x in (config, given))
+        if whole != text:
             given[_TIED] = not has_head()
         if given.get("rope_scaling"):  # instead of the default
             given.setdefault("rope_parameters", None)
@@ -65,13 +65,13 @@ def read_config(
         bias = bool(config.get("attention_bias", False))
         rope = rope_settings(config, source)
         local = rope.theta if family.local_rope and not rope.local_theta else rope.local_theta
-        found = sizes(config.get, "hf", source)
-        settings = found | windows(family, config, found, local, source)
+        sizes = read_sizes(config.get, "hf", source)
+        settings = sizes | windows(family, config, sizes, local, source)
         settings |= {
             "norm_eps": float(config.get("rms_norm_eps", 1e-6)),
             "rope_theta": rope.theta,
             "rope_scaling": rope.scaling,
-            "rotary_channels": 0 if rope.share == 1 else int(found["head_dim"] * rope.share),
+            "rotary_channels": 0 if rope.share == 1 else int(sizes["head_dim"] * rope.share),
             "tie_embeddings": bool(config.get(_TIED, False)),
             "qkv_bias": bias if family.qkv_bias is None else family.qkv_bias,
             "o_bias": bias if family.o_bias is None else family.o_bias,
@@ -83,7 +83,7 @@ def read_config(
         return built(family, source, **settings | family.more(config, source))
 
 
-def sizes(get: Callable[[str], Any], spelling: Spelling, source: str) -> dict[str, int]:
+def read_sizes(get: Callable[[str], Any], spelling: Spelling, source: str) -> dict[str, int]:
     """Reads the sizes of a decoder.
 
     Args:
@@ -93,22 +93,16 @@ def sizes(get: Callable[[str], Any], spelling: Spelling, source: str) -> dict[st
         BadInput: a size that is missing, no positive integer, or far beyond every model there is;
             heads that cannot be grouped, channels that cannot be rotated in pairs.
     """
-    found: dict[str, int] = {}
+    sizes: dict[str, int] = {}
     for ours, hf, gguf, largest in _NUMBERS:
         value = get(name := hf if spelling == "hf" else gguf)
         if value is None and ours == "n_kv_heads":
-            value = found["n_heads"]
+            value = sizes["n_heads"]
         elif value is None and ours == "head_dim":
-            value = found["d_model"] // found["n_heads"]
-        found[ours] = positive(value, name, largest, source)
-    if found["n_heads"] % found["n_kv_heads"]:
-        raise BadInput(
-            f"{source}: expected a number of query heads divisible by the key-value heads, "
-            f"got {found['n_heads']} and {found['n_kv_heads']}"
-        )
-    if found["head_dim"] % 2:
-        raise BadInput(f"{source}: expected an even head width, got {found['head_dim']}")
-    return found
+            value = sizes["d_model"] // sizes["n_heads"]
+        sizes[ours] = positive(value, name, largest, source)
+    check_heads(sizes["n_heads"], sizes["n_kv_heads"], sizes["head_dim"], source)
+    return sizes
 
 
 def built(family: Family, source: str, **settings: Any) -> DecoderConfig:
@@ -117,8 +111,6 @@ def built(family: Family, source: str, **settings: Any) -> DecoderConfig:
     Raises:
         BadInput: a setting that is not finite.
     """
-    theta, eps = settings["rope_theta"], settings["norm_eps"]
-    local, scalar = settings["local_rope_theta"], settings["query_pre_attn_scalar"]
     channels = settings.get("rotary_channels") or settings["head_dim"]
     divisors = getattr(settings["rope_scaling"], "divisors", ())
     if channels % 2 or (divisors and len(divisors) != channels // 2):
@@ -126,13 +118,9 @@ def built(family: Family, source: str, **settings: Any) -> DecoderConfig:
             f"{source}: expected an even number of rotated channels and a divisor for each two of "
             f"them, got {channels} and {len(divisors)}"
         )
-    positive = [theta, *(x for x in (local, scalar) if x is not None)]
-    if not (math.isfinite(eps) and all(0 < x < math.inf for x in positive)):
-        raise BadInput(
-            f"{source}: expected finite numbers, got a norm's epsilon of {eps}, a "
-            f"rotary base of {theta}, {local} where layers slide, "
-            f"and a query_pre_attn_scalar of {scalar}"
-        )
+    for name in ("norm_eps", "rope_theta", "local_rope_theta", "query_pre_attn_scalar"):
+        if (x := settings[name]) is not None and not 0 < x < math.inf:
+            raise BadInput(f"{source}: expected a positive number for {name}, got {x}")
     return family.build(**settings, **family.traits)
 
 
@@ -183,9 +171,9 @@ def text_settings(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def _refuse_unsupported(name: str, config: Mapping[str, Any], source: str) -> None:
     family = FAMILIES[name]
-    slides = family.slides is not None and bool(config.get("use_sliding_window", True))
-    recurrent = bool(family.recurrent)
-    kinds = ["full_attention", *["sliding_attention"] * slides, *[family.recurrent] * recurrent]
+    slides = family.slides and bool(config.get("use_sliding_window", True))
+    kinds = ["full_attention", "sliding_attention" * slides, family.recurrent]
+    kinds = [kind for kind in kinds if kind]
     activation = family.traits.get("activation", "silu")
     named = "hidden_act" if "hidden_activation" not in config else "hidden_activation"
     both_ways = config.get("use_bidirectional_attention")
@@ -239,38 +227,39 @@ def _unreadable(packing: Any, packed: str) -> bool:
 def windows(
     family: Family,
     config: Mapping[str, Any],
-    found: Mapping[str, int],
+    sizes: Mapping[str, int],
     local_theta: float | None,
     source: str,
 ) -> dict[str, Any]:
-    """Reads the window, and which layers slide, as arguments of ``Family.build``.
+    """Reads the window, and which layers slide, as arguments of ``Family.build``: those of
+    ``layer_types``, or else those from ``max_window_layers`` on, but for the last of each
+    ``sliding_window_pattern`` layers.
 
     Args:
-        found: the decoder's ``sizes``.
+        sizes: of the decoder, see ``read_sizes``.
 
     Raises:
         BadInput: a window that is no positive integer, or not as many kinds as layers.
     """
-    if family.slides is None or not config.get("use_sliding_window", True):
+    if not (family.slides and config.get("use_sliding_window", True)):
         return {}
     kinds, window = config.get("layer_types"), config.get("sliding_window")
-    window = found["max_position"] if window is None else window
-    if type(window) is not int or window < 1:
-        raise BadInput(
-            f"{source}: expected a positive integer for 'sliding_window', got {window!r}"
-        )
-    n_layers = found["n_layers"]
+    window = sizes["max_position"] if window is None else window
+    positive(window, "sliding_window", 1 << 62, source)
+    n_layers = sizes["n_layers"]
     if kinds and len(kinds) != n_layers:
         raise BadInput(
             f"{source}: expected a kind for each of {n_layers} layers in 'layer_types', "
             f"got {len(kinds)}"
         )
-    if window >= found["max_position"] and local_theta is None:
+    if window >= sizes["max_position"] and local_theta is None:
         return {}
     if kinds:
         sliding = [kind == "sliding_attention" for kind in kinds]
     else:
-        sliding = [family.slides(config, i) for i in range(n_layers)]
+        names = "max_window_layers", "sliding_window_pattern"
+        first, pattern = (config[name] if name in family.defaults else 0 for name in names)
+        sliding = [i >= first and not (pattern and (i + 1) % pattern == 0) for i in range(n_layers)]
     return {"window": window, "sliding": sliding}
 
 

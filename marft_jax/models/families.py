@@ -8,10 +8,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from marft_jax.errors import BadInput
-from marft_jax.models.checked import positive
+from marft_jax.models.checked import expert_sizes, positive
 from marft_jax.models.decoder_config import DecoderConfig, LayerConfig
 from marft_jax.models.gemma4 import GEMMA4, gemma4
-from marft_jax.models.hybrids import LFM2, QWEN3_5, QWEN3_5_EXPERTS, hybrid, qwen3_5
+from marft_jax.models.hybrids import LFM2, QWEN3_5, QWEN3_5_EXPERTS, qwen3_5
 from marft_jax.models.ops.products import Activation
 from marft_jax.models.parts.attention import AttentionConfig
 from marft_jax.models.parts.delta_net import DeltaNetConfig
@@ -19,6 +19,7 @@ from marft_jax.models.parts.dense import DenseConfig
 from marft_jax.models.parts.dense_and_experts import DenseAndExpertsConfig
 from marft_jax.models.parts.experts import ExpertsConfig
 from marft_jax.models.parts.layer_output import LayerOutputConfig
+from marft_jax.models.parts.part import Mixer
 from marft_jax.models.parts.shared_expert import SharedExpertConfig
 from marft_jax.models.parts.short_conv import ShortConvConfig
 from marft_jax.models.rope import NO_ROTATION
@@ -53,6 +54,7 @@ def dense(
     sliding: Sequence[bool] = (),
     local_rope_theta: float | None = None,
     rotated: Sequence[bool] = (),
+    recurrent: Mapping[int, Mixer] = {},
     activation: Activation = "silu",
     scale_embeddings: bool = False,
     **others: Any,
@@ -64,22 +66,23 @@ def dense(
         sliding: for each layer, whether it slides; by default none does.
         local_rope_theta: rotary base of sliding layers, which then have no scaling.
         rotated: for each layer, whether it rotates queries and keys; by default all do.
+        recurrent: mixers of the layers without attention, by the number of the layer.
         scale_embeddings: embeddings are multiplied by √d_model.
         others: further fields of ``AttentionConfig`` and of ``DecoderConfig``.
     """
     if scale_embeddings:
         others["embedding_multiplier"] = d_model**0.5
-    mixing = {name: others.pop(name) for name in _ATTENTION & set(others)}
-    full = AttentionConfig(d_model, n_heads, n_kv_heads, head_dim, **mixing)
+    settings = {name: others.pop(name) for name in _ATTENTION & set(others)}
+    full = AttentionConfig(d_model, n_heads, n_kv_heads, head_dim, **settings)
     narrow = dataclasses.replace(full, window=window)
     if local_rope_theta is not None:
         narrow = dataclasses.replace(narrow, rope_theta=local_rope_theta, rope_scaling=None)
-    mlp = DenseConfig(d_model, d_ff, activation)
-    mixers = [narrow if slides else full for slides in sliding or [False] * n_layers]
+    mixers: list[Any] = [narrow if slides else full for slides in sliding or [False] * n_layers]
     for i, rotates in enumerate(rotated):
         if not rotates:
             mixers[i] = dataclasses.replace(mixers[i], rope_theta=1e4, rope_scaling=NO_ROTATION)
-    layers = tuple(LayerConfig(mixer, mlp) for mixer in mixers)
+    mlp = DenseConfig(d_model, d_ff, activation)
+    layers = tuple(LayerConfig(recurrent.get(i, x), mlp) for i, x in enumerate(mixers))
     return DecoderConfig(vocab_size, d_model, layers, max_position, **others)
 
 
@@ -122,8 +125,7 @@ class Family(NamedTuple):
     Attributes:
         defaults: values of keys that its config.json may leave out.
         qkv_bias, o_bias: always, never, or as ``attention_bias`` says (None).
-        slides: (config.json, index of a layer) to whether the layer slides, where ``layer_types``
-            is missing; None for a family without windows.
+        slides: layers may read through a window.
         packed: ``quant_method`` of files that are unpacked while they are read.
         local_rope: layers that slide do not scale their rotary positions.
         recurrent: what ``layer_types`` calls layers without attention; empty for a family without.
@@ -136,7 +138,7 @@ class Family(NamedTuple):
     defaults: Mapping[str, Any]
     qkv_bias: bool | None = None
     o_bias: bool | None = None
-    slides: Callable[[Mapping[str, Any], int], bool] | None = None
+    slides: bool = False
     local_rope: bool = False
     packed: str = ""
     recurrent: str = ""
@@ -146,28 +148,14 @@ class Family(NamedTuple):
     more: Callable[[Mapping[str, Any], str], dict[str, Any]] = lambda config, source: {}
 
 
-def _late(config: Mapping[str, Any], layer: int) -> bool:
-    return layer >= config["max_window_layers"]
-
-
-def _all_but_every(config: Mapping[str, Any], layer: int) -> bool:
-    return (layer + 1) % config["sliding_window_pattern"] != 0
-
-
 def _qwen3_experts(config: Mapping[str, Any], source: str) -> dict[str, Any]:
     """Sizes of experts, and the layers without: those of ``mlp_only_layers``, and of each
     ``decoder_sparse_step`` layers all but the last."""
-
-    def size(name: str, largest: int) -> int:
-        return positive(config.get(name), name, largest, source)
-
-    of_new = "num_experts" not in config  # transformers 5 writes another name
-    experts = size("num_local_experts" if of_new else "num_experts", 1 << 14)
-    step, alone = size("decoder_sparse_step", 512), set(config.get("mlp_only_layers") or ())
+    experts = "num_experts" if "num_experts" in config else "num_local_experts"  # transformers 5
+    step = positive(config.get("decoder_sparse_step"), "decoder_sparse_step", 512, source)
+    alone = set(config.get("mlp_only_layers") or ())
     return {
-        "n_experts": experts,
-        "n_chosen": size("num_experts_per_tok", experts),
-        "d_expert": size("moe_intermediate_size", 1 << 20),
+        **expert_sizes(config, experts, "num_experts_per_tok", "moe_intermediate_size", source),
         "normalised": bool(config["norm_topk_prob"]),
         "is_dense": [i in alone or (i + 1) % step != 0 for i in range(config["num_hidden_layers"])],
     }
@@ -221,12 +209,10 @@ def _usual_granite4(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _gpt_oss(config: Mapping[str, Any], source: str) -> dict[str, Any]:
-    experts = positive(config["num_local_experts"], "num_local_experts", 1 << 14, source)
+    names = "num_local_experts", "num_experts_per_tok", "intermediate_size"
     gain, limit = float(config["swiglu_alpha"]), float(config["swiglu_limit"])
     return {
-        "n_experts": experts,
-        "n_chosen": positive(config["num_experts_per_tok"], "num_experts_per_tok", experts, source),
-        "d_expert": config["intermediate_size"],
+        **expert_sizes(config, *names, source),
         "normalised": True,
         "is_dense": [False] * config["num_hidden_layers"],
         "expert": {"bias": True, "gain": gain, "limit": limit},
@@ -253,7 +239,7 @@ _GPT_OSS = Family(
             "original_max_position_embeddings": 4096,
         },
     },
-    slides=_all_but_every,
+    slides=True,
     packed="mxfp4",
     traits={"sinks": True, "files": "stacked", "spelling": (("ffn_norm", "post_attention_norm"),)},
     build=with_experts,
@@ -271,12 +257,9 @@ def _qwen3_5_experts(config: Mapping[str, Any], source: str) -> dict[str, Any]:
     }
 
 
-_LFM2 = Family(**LFM2, build=functools.partial(hybrid, build=dense))
-_QWEN3_5 = Family(**QWEN3_5, build=functools.partial(hybrid, build=dense))
+_QWEN3_5 = Family(**QWEN3_5)
 _QWEN3_5_EXPERTS = _QWEN3_5._replace(
-    defaults=QWEN3_5_EXPERTS,
-    build=functools.partial(hybrid, build=with_experts),
-    more=_qwen3_5_experts,
+    defaults=QWEN3_5_EXPERTS, build=with_experts, more=_qwen3_5_experts
 )
 _QWEN = {"use_sliding_window": False, "sliding_window": 4096, "max_window_layers": 28}
 _GEMMA_TRAITS = {
@@ -303,7 +286,7 @@ _GEMMA3 = Family(
         "rope_local_base_freq": 1e4,
         "tie_word_embeddings": True,
     },
-    slides=_all_but_every,
+    slides=True,
     traits={"qk_norm": True, **_GEMMA_TRAITS},
 )
 _GEMMA2 = Family(
@@ -317,7 +300,7 @@ _GEMMA2 = Family(
         "final_logit_softcapping": 30.0,
         "tie_word_embeddings": True,
     },
-    slides=_all_but_every,
+    slides=True,
     traits=_GEMMA_TRAITS,
     more=_gemma2,
 )
@@ -327,7 +310,7 @@ _MISTRAL = Family(
     {"sliding_window": 4096, "num_key_value_heads": 8},
     qkv_bias=False,
     o_bias=False,
-    slides=lambda config, layer: True,
+    slides=True,
 )
 _OLMO = {"pre_norms": False, "post_norms": True, "qk_norm": True, "wide_norm": True}
 
@@ -351,8 +334,8 @@ FAMILIES = {
         },
     ),
     "Mistral3ForConditionalGeneration": _MISTRAL,  # unless its text_config names another
-    "Qwen2ForCausalLM": Family(_QWEN, qkv_bias=True, o_bias=False, slides=_late),
-    "Qwen3ForCausalLM": Family({**_QWEN, "head_dim": 128}, slides=_late, traits={"qk_norm": True}),
+    "Qwen2ForCausalLM": Family(_QWEN, qkv_bias=True, o_bias=False, slides=True),
+    "Qwen3ForCausalLM": Family({**_QWEN, "head_dim": 128}, slides=True, traits={"qk_norm": True}),
     "Qwen3MoeForCausalLM": Family(
         {
             "num_experts_per_tok": 8,
@@ -383,7 +366,7 @@ FAMILIES = {
             "sliding_window": 4096,
             "sliding_window_pattern": 4,
         },
-        slides=_all_but_every,
+        slides=True,
         local_rope=True,
         traits=_OLMO,
     ),
@@ -392,7 +375,7 @@ FAMILIES = {
     ),
     "GptOssForCausalLM": _GPT_OSS,
     "Gemma2ForCausalLM": _GEMMA2,
-    "Lfm2ForCausalLM": _LFM2,
+    "Lfm2ForCausalLM": Family(**LFM2),
     "Qwen3_5ForCausalLM": _QWEN3_5,
     "Qwen3_5ForConditionalGeneration": _QWEN3_5,
     "Qwen3_5MoeForCausalLM": _QWEN3_5_EXPERTS,

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from marft_jax.errors import BadInput
-from marft_jax.models.checked import positive
+from marft_jax.models.checked import check_heads, expert_sizes, positive
 from marft_jax.models.decoder_config import DecoderConfig
 from marft_jax.models.parts.dense import DenseConfig
 from marft_jax.models.parts.dense_and_experts import DenseAndExpertsConfig
@@ -28,24 +28,21 @@ def gemma4(
 
     Args:
         layer_input: see ``DecoderConfig``.
-        mixers: for each layer, fields of ``AttentionConfig`` that it has of its own.
+        mixers: for each layer, its fields of ``AttentionConfig`` that the others may not have.
         double_wide: layers that read earlier keys and values have an mlp of twice the width.
         experts: fields of ``DenseAndExpertsConfig``, but those of the dense mlp; empty for none.
         build: makes the decoder whose layers have the same heads, of ``others``.
     """
     config = build(d_model=d_model, layer_input=layer_input, **others)
     output, layers = LayerOutputConfig(d_model, layer_input), []
-    for layer, own in zip(config.layers, mixers, strict=True):
+    for layer, fields in zip(config.layers, mixers, strict=True):
         assert isinstance(mlp := layer.mlp, DenseConfig)
-        wide = double_wide and own["source"] is not None
+        wide = double_wide and fields["source"] is not None
         sizes: dict[str, Any] = {**vars(mlp), "d_ff": mlp.d_ff * (1 + wide)}
         mlp = DenseAndExpertsConfig(**sizes, **experts) if experts else DenseConfig(**sizes)
-        mixer: Any = dataclasses.replace(layer.mixer, **own)  # pyright: ignore
+        mixer: Any = dataclasses.replace(layer.mixer, **fields)  # pyright: ignore
         layers.append(layer._replace(mixer=mixer, mlp=mlp, output=output))
     return dataclasses.replace(config, layers=tuple(layers))
-
-
-_ROPE = {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6}
 
 
 def _usual(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -57,9 +54,10 @@ def _usual(config: Mapping[str, Any]) -> dict[str, Any]:
     heads = {"head_dim": config["global_head_dim"]}
     if config["attention_k_eq_v"] and config["num_global_key_value_heads"]:
         heads["num_key_value_heads"] = config["num_global_key_value_heads"]
-    own = {str(i): heads for i, kind in enumerate(kinds) if kind == "full_attention"}
-    rope = config.get("rope_parameters") or {"full_attention": _ROPE}
-    return {"per_layer_config": own, **config, "layer_types": kinds, "rope_parameters": rope}
+    of_layers = {str(i): heads for i, kind in enumerate(kinds) if kind == "full_attention"}
+    full = {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6}
+    rope = config.get("rope_parameters") or {"full_attention": full}
+    return {"per_layer_config": of_layers, **config, "layer_types": kinds, "rope_parameters": rope}
 
 
 def _gemma4(config: Mapping[str, Any], source: str) -> dict[str, Any]:
@@ -73,53 +71,41 @@ def _gemma4(config: Mapping[str, Any], source: str) -> dict[str, Any]:
             f"{source}: expected a layer of each kind before the {shared} of "
             f"'num_kv_shared_layers', got {', '.join(kept) or 'none'}"
         )
-    own, all_tokens = config.get("vocab_size_per_layer_input"), config["vocab_size"]
-    if width and own != all_tokens:
+    tokens, all_tokens = config.get("vocab_size_per_layer_input"), config["vocab_size"]
+    if width and tokens != all_tokens:
         raise BadInput(
             f"{source}: expected a vocab_size_per_layer_input of {all_tokens}, as vocab_size, got "
-            f"{own}"
+            f"{tokens}"
         )
     mixers = []
     for i, kind in enumerate(kinds):
-        own = _heads(config, i, source)
-        own["keys_as_values"] = bool(config["attention_k_eq_v"]) and kind == "full_attention"
-        own["source"] = len(kept) - 1 - kept[::-1].index(kind) if i >= len(kept) else None
-        mixers.append(own)
+        fields = _heads(config, i, source)
+        fields["keys_as_values"] = bool(config["attention_k_eq_v"]) and kind == "full_attention"
+        fields["source"] = len(kept) - 1 - kept[::-1].index(kind) if i >= len(kept) else None
+        mixers.append(fields)
+    names = "num_experts", "top_k_experts", "moe_intermediate_size"
     return {
         "mixers": mixers,
         "double_wide": bool(config["use_double_wide_mlp"]),
-        "experts": _experts(config, source) if config["enable_moe_block"] else {},
+        "experts": expert_sizes(config, *names, source) if config["enable_moe_block"] else {},
         "layer_input": width and positive(width, "hidden_size_per_layer_input", 1 << 14, source),
         "logits_cap": float(config["final_logit_softcapping"] or 0),
     }
 
 
-def _experts(config: Mapping[str, Any], source: str) -> dict[str, int]:
-    names = {"n_experts": "num_experts", "n_chosen": "top_k_experts"}
-    names["d_expert"] = "moe_intermediate_size"
-    found = {ours: positive(config.get(own), own, 1 << 20, source) for ours, own in names.items()}
-    positive(found["n_chosen"], "top_k_experts", found["n_experts"], source)
-    return found
-
-
 def _heads(config: Mapping[str, Any], layer: int, source: str) -> dict[str, Any]:
-    own = config["per_layer_config"].get(str(layer), {})
-    if unknown := sorted(set(own) - {"head_dim", "num_key_value_heads"}):
+    of_layer = config["per_layer_config"].get(str(layer), {})
+    if unknown := sorted(set(of_layer) - {"head_dim", "num_key_value_heads"}):
         raise BadInput(
             f"{source}: per_layer_config with {unknown[0]} is not supported; supported: head_dim, "
             "num_key_value_heads"
         )
-    found = {
-        ours: positive(own.get(name, config.get(name)), name, 1 << 14, source)
-        for ours, name in (("head_dim", "head_dim"), ("n_kv_heads", "num_key_value_heads"))
-    }
-    if found["head_dim"] % 2 or config["num_attention_heads"] % found["n_kv_heads"]:
-        raise BadInput(
-            f"{source}: layer {layer}: expected an even head_dim, and num_attention_heads "
-            f"divisible by num_key_value_heads, got {found['head_dim']}, "
-            f"{config['num_attention_heads']} and {found['n_kv_heads']}"
-        )
-    return found
+    width, heads = (
+        positive(of_layer.get(name, config.get(name)), name, 1 << 14, source)
+        for name in ("head_dim", "num_key_value_heads")
+    )
+    check_heads(config["num_attention_heads"], heads, width, f"{source}: layer {layer}")
+    return {"head_dim": width, "n_kv_heads": heads}
 
 
 GEMMA4: dict[str, Any] = dict(
@@ -139,7 +125,7 @@ GEMMA4: dict[str, Any] = dict(
         "enable_moe_block": False,
         "tie_word_embeddings": True,
     },
-    slides=lambda config, layer: True,  # as 'layer_types' says
+    slides=True,
     usual=_usual,
     more=_gemma4,
     traits={

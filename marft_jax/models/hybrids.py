@@ -2,49 +2,28 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from marft_jax.errors import BadInput
 from marft_jax.models.checked import positive
-from marft_jax.models.decoder_config import DecoderConfig
 from marft_jax.models.ops.state import CHUNK
 from marft_jax.models.parts.delta_net import DeltaNetConfig
 from marft_jax.models.parts.part import Mixer
 from marft_jax.models.parts.short_conv import ShortConvConfig
 
 
-def hybrid(
-    *,
-    mixer: Mixer,
-    is_recurrent: Sequence[bool],
-    build: Callable[..., DecoderConfig],
-    **others: Any,
-) -> DecoderConfig:
-    """Decoder some of whose layers have another mixer than attention.
-
-    Args:
-        is_recurrent: for each layer, whether it has that mixer.
-        build: makes the decoder with attention everywhere, of ``others``.
-    """
-    config = build(**others)
-    layers = tuple(
-        layer._replace(mixer=mixer) if own else layer
-        for layer, own in zip(config.layers, is_recurrent, strict=True)
-    )
-    return dataclasses.replace(config, layers=layers)
-
-
-def _recurrent_layers(config: Mapping[str, Any], kind: str, source: str) -> list[bool]:
-    """True for each layer of this kind; the others have attention."""
+def _recurrent(
+    config: Mapping[str, Any], kind: str, mixer: Mixer, source: str
+) -> dict[str, dict[int, Mixer]]:
+    """Gives the layers of this kind the mixer; the others have attention."""
     kinds, n = config["layer_types"], config["num_hidden_layers"]
     if len(kinds) != n or set(kinds) == {kind}:
         raise BadInput(
             f"{source}: expected a kind for each of {n} layers in 'layer_types', and "
             f"full_attention among them, got {len(kinds)}: {', '.join(sorted(set(kinds)))}"
         )
-    return [own == kind for own in kinds]
+    return {"recurrent": {i: mixer for i in range(n) if kinds[i] == kind}}
 
 
 def _usual_lfm2(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -67,10 +46,7 @@ def _usual_lfm2(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def _lfm2(config: Mapping[str, Any], source: str) -> dict[str, Any]:
     taps = positive(config["conv_L_cache"], "conv_L_cache", CHUNK, source)
-    return {
-        "mixer": ShortConvConfig(config["hidden_size"], taps),
-        "is_recurrent": _recurrent_layers(config, "conv", source),
-    }
+    return _recurrent(config, "conv", ShortConvConfig(config["hidden_size"], taps), source)
 
 
 def _usual_qwen3_5(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -99,8 +75,7 @@ def qwen3_5(config: Mapping[str, Any], source: str) -> dict[str, Any]:
             f"{source}: expected linear_num_value_heads divisible by linear_num_key_heads, got "
             f"{mixer.n_value_heads} and {mixer.n_key_heads}"
         )
-    recurrent = _recurrent_layers(config, "linear_attention", source)
-    return {"mixer": mixer, "is_recurrent": recurrent}
+    return _recurrent(config, "linear_attention", mixer, source)
 
 
 LFM2: dict[str, Any] = dict(
@@ -135,7 +110,7 @@ LFM2: dict[str, Any] = dict(
         ),
     },
 )
-"""Fields of the ``Family`` of LFM2, but for ``build``."""
+"""Fields of the ``Family`` of LFM2."""
 _SECOND_NORM = "ffn_norm", "post_attention_norm"
 QWEN3_5: dict[str, Any] = dict(
     defaults={

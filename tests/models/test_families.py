@@ -570,7 +570,7 @@ def test_both_spellings_of_rope_together_are_both_applied(config, theta, scaling
         ({"partial_rotary_factor": 1.5}, "partial_rotary_factor above 0 and up to 1, got 1.5"),
         ({"use_sliding_window": True}, "use_sliding_window 'True'.*supported: false"),
         ({"layer_types": ["sliding_attention"]}, "layer_types.*full_attention only"),
-        (MISTRAL | {"sliding_window": 0}, "positive integer for 'sliding_window', got 0"),
+        (MISTRAL | {"sliding_window": 0}, "positive integer for 'sliding_window', .*got 0"),
         (MISTRAL | {"layer_types": ["full_attention"]}, "each of 2 layers in 'layer_types', got 1"),
         (GEMMA3 | {"layer_types": ["chunked_attention"] * 2}, "layer_types.*and sliding_attention"),
         (
@@ -591,13 +591,13 @@ def test_both_spellings_of_rope_together_are_both_applied(config, theta, scaling
         (PHI3 | {"rope_scaling": LONG | {"short_factor": [1.0]}}, "rotated channels.*got 16 and 1"),
         (PHI3 | {"rope_scaling": {"type": "yarn", "short_factor": 1}}, "'longrope' lacks a usable"),
         (SMOLLM3 | {"no_rope_layers": [1]}, "each of 2 layers in 'no_rope_layers', got 1"),
-        (GEMMA3 | {"query_pre_attn_scalar": 0}, "query_pre_attn_scalar of 0"),
+        (GEMMA3 | {"query_pre_attn_scalar": 0}, "query_pre_attn_scalar, got 0"),
         (
             GEMMA3 | {"rope_parameters": {"sliding_attention": {"rope_type": "linear"}}},
             "type 'linear' in layers that slide",
         ),
         ({"hidden_size": None}, "positive integer for 'hidden_size', .*got nothing"),
-        ({"num_key_value_heads": 3}, "divisible by the key-value heads, got 4 and 3"),
+        ({"num_key_value_heads": 3}, "divisible by the key-value heads.* got 4, 3 and"),
     ],
 )
 def test_what_the_decoder_cannot_do_is_refused_by_name(changes, message):

@@ -74,7 +74,7 @@ def _read_config(file: GGUF) -> DecoderConfig:
     if "token_embd.weight" not in tensors:
         raise BadInput(f"{source}: tensor 'token_embd.weight' is missing")
     family = ARCHITECTURES[arch]
-    sizes = config_json.sizes(functools.partial(_size, file), "gguf", source)
+    sizes = config_json.read_sizes(functools.partial(_size, file), "gguf", source)
     config = _settings(file, family, sizes)
     _refuse_unsupported(file, family, config, sizes["head_dim"])
     theta = float(file.get("rope.freq_base", family.defaults.get("rope_theta", 1e4)))
