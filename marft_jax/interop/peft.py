@@ -49,16 +49,16 @@ _HEAD = "lm_head"  # of no layer
 _MODULES = {target: names.hf for target, names in _NAMES.items()} | {UNEMBED: _HEAD}
 _PARAMETERS = {target: names.parameter for target, names in _NAMES.items() if names.parameter}
 _TARGETS = {module: target for target, module in _MODULES.items()}
-_OWN = [dict(family.traits.get("spelling", ())) for family in FAMILIES.values()]
+_SPELLINGS = [dict(family.traits.get("spelling", ())) for family in FAMILIES.values()]
 _TARGETS |= {
-    theirs: _TARGETS[usual] for own in _OWN for usual, theirs in own.items() if usual in _TARGETS
+    other: _TARGETS[usual] for x in _SPELLINGS for usual, other in x.items() if usual in _TARGETS
 }
 _FLOATS = ("F32", "F16", "BF16", "F64")
 
 
 def _all_or_none(parameters: list[str] | None) -> list[str] | None:
     """Checks that all matrices of experts have adapters: peft names a module by the other ones."""
-    known = [sorted(own.get(name, name) for name in _PARAMETERS.values()) for own in _OWN]
+    known = [sorted(x.get(name, name) for name in _PARAMETERS.values()) for x in _SPELLINGS]
     if parameters and sorted(parameters) not in known:
         raise ValueError(f"expected none or {', '.join(_PARAMETERS.values())}")
     return parameters
@@ -232,7 +232,7 @@ def _modules(
     stem = module.removesuffix(".base_layer")
     for k, piece in enumerate(pieces):
         part = np.split(factor, len(pieces), axis=-1)[k] if letter == "b" else factor
-        yield from ((f"{stem}.{e}.{piece}", own.T) for e, own in enumerate(part))
+        yield from ((f"{stem}.{e}.{piece}", of_expert.T) for e, of_expert in enumerate(part))
 
 
 def _in_file(factor: np.ndarray, letter: str) -> np.ndarray:
@@ -274,19 +274,19 @@ def read(folder: Path) -> Adapter:
             f"{config}: {wrong['loc'][0]} {wrong['input']!r:.80} is not supported: {wrong['msg']}"
         ) from error
     rank = settings.r
-    found: dict[tuple[str, int], dict[str, np.ndarray]] = {}
+    pairs: dict[tuple[str, int], dict[str, np.ndarray]] = {}
     for target, layer, letter, tensor in _tensors(folder, rank):
-        own = _ours(tensor.astype(np.float32), target, letter, rank)
-        found.setdefault((target, layer), {})[letter] = own
-    for place, pair in found.items():
+        factor = _ours(tensor.astype(np.float32), target, letter, rank)
+        pairs.setdefault((target, layer), {})[letter] = factor
+    for place, pair in pairs.items():
         if set(pair) != {"A", "B"}:
             raise BadInput(
                 f"{file}: {module_name(*place)}: expected lora_A and lora_B, "
                 f"got lora_{min(pair)} alone"
             )
-    if not found:
+    if not pairs:
         raise BadInput(f"{file}: expected LoRA factors, found no tensor")
-    matrices = {place: (pair["A"], pair["B"]) for place, pair in found.items()}
+    matrices = {place: (pair["A"], pair["B"]) for place, pair in pairs.items()}
     return Adapter(
         matrices, rank, settings.lora_alpha / (rank**0.5 if settings.use_rslora else rank)
     )

@@ -150,20 +150,20 @@ class Decoder(nnx.Module):
         x_BTD = self.embed.embedding[...][tokens_BT]
         if self.config.embedding_multiplier != 1:
             x_BTD = x_BTD * jnp.asarray(self.config.embedding_multiplier, x_BTD.dtype)
-        own = None if self.layer_inputs is None else self.layer_inputs(tokens_BT, x_BTD)
+        inputs = None if self.layer_inputs is None else self.layer_inputs(tokens_BT, x_BTD)
         rope = ropes(self.config.attentions, positions_BT)
 
         def run(
             graphdef: Any, kind: Any, number: Any, traced: Any, weights: Sequence[Base], *args: Any
         ) -> tuple[Array, Any]:
-            found = (x if y is None else y for x, y in zip(kind, traced, strict=True))
-            return nnx.merge(graphdef, *weights)(Layer(number, *found), *args, reading)
+            kinds = (x if y is None else y for x, y in zip(kind, traced, strict=True))
+            return nnx.merge(graphdef, *weights)(Layer(number, *kinds), *args, reading)
 
         stacked = self.config.stacked
         # a kind stays static: between rotary tables of unlike shapes no program can choose
         run = rematerialised(run, self.remat, (0, 1), scanned=stacked)
         through = self._scanned if stacked else self._unrolled
-        x_BTD, kept = through(run, x_BTD, rope, lora, owners, cache, own)
+        x_BTD, kept = through(run, x_BTD, rope, lora, owners, cache, inputs)
         return self.final_norm(x_BTD), kept
 
     def _unrolled(
@@ -177,9 +177,9 @@ class Decoder(nnx.Module):
                 graphdef, *weights = nnx.split(block)
                 adapters = LayerAdapters(lora.of(i, self.config) if lora else {}, owners)
                 at = self.config.caches[i]
-                own = kept.get(at, None if cache is None else cache[at])
+                earlier = kept.get(at, None if cache is None else cache[at])
                 kind = self.config.sliding[i], self.config.ropes[i]
-                args = weights, x_BTD, rope, adapters, own, inputs and inputs[i]
+                args = weights, x_BTD, rope, adapters, earlier, inputs and inputs[i]
                 x_BTD, kept[at] = run(graphdef, kind, None, (None, None), *args)
         return x_BTD, [*kept.values()]
 
@@ -192,11 +192,11 @@ class Decoder(nnx.Module):
         sliced (``ops.experts``).
         """
         c, kept, blocks = self.config, (), iter(self.layers)
-        where = {layer: (n, i) for n, own in enumerate(c.kept) for i, layer in enumerate(own)}
+        where = {layer: (n, i) for n, place in enumerate(c.kept) for i, layer in enumerate(place)}
         for segment in c.segments:
-            own = list(itertools.islice(blocks, segment.period))
+            period = list(itertools.islice(blocks, segment.period))
             scan = functools.partial(
-                self._scan, segment, own, run, rope=rope, lora=lora, owners=owners, inputs=inputs
+                self._scan, segment, period, run, rope=rope, lora=lora, owners=owners, inputs=inputs
             )
             if segment.sources:
                 places = [where[layer] for layer in segment.sources]
@@ -234,18 +234,18 @@ class Decoder(nnx.Module):
             ([c.sliding[i] for i in place], [c.ropes[i] for i in place]) for place in segment.places
         ]
         # traced where the layers of a place are of several kinds
-        traced = [[jnp.asarray(x) if len({*x}) > 1 else None for x in own] for own in kinds]
+        traced = [[jnp.asarray(x) if len({*x}) > 1 else None for x in both] for both in kinds]
 
         def step(carried: Any, each: Any) -> tuple[Any, Any]:
             (x_BTD, cache), (i, traced, weights, adapters, given) = carried, each
             kept = ()
             for j in range(p):
-                own = lora._replace(layers=adapters).of(first + j, c, first) if lora else {}
+                of_layer = lora._replace(layers=adapters).of(first + j, c, first) if lora else {}
                 reads = cache and cache[j]
                 if earlier:
                     stack, layer = earlier[j]
                     reads = jax.tree.map(lambda x, layer=layer: x[layer], stack).turned()
-                inputs = x_BTD, rope, LayerAdapters(own, owners), reads, given and given[j]
+                inputs = x_BTD, rope, LayerAdapters(of_layer, owners), reads, given and given[j]
                 kind = tuple(x[0] for x in kinds[j])
                 both = experts[j], weights[j]
                 x_BTD, new = run(graphdefs[j], kind, i, traced[j], both, *inputs)
@@ -258,13 +258,6 @@ class Decoder(nnx.Module):
             each = jnp.arange(periods), traced, weights, adapters, given
             (x_BTD, cache), new = jax.lax.scan(step, (x_BTD, cache), each)
         return x_BTD, new if cache is None else cache
-
-    @property
-    def vocabulary(self) -> Vocabulary:
-        """From hidden states to logits."""
-        matrix = (self.embed.embedding if self.lm_head is None else self.lm_head.kernel)[...]
-        config = self.config
-        return Vocabulary(matrix, config.logits_divisor, config.logits_cap, config.gaps)
 
 
 def _of_experts(path: Any, leaf: Any) -> bool:
@@ -324,7 +317,9 @@ def project(graphdef: Any, base: Base, hidden: Array) -> Array:
 def vocabulary(graphdef: Any, base: Base) -> Vocabulary:
     """From hidden states to logits."""
     decoder: Decoder = nnx.merge(graphdef, base)
-    return decoder.vocabulary
+    config, head = decoder.config, decoder.lm_head
+    matrix = (decoder.embed.embedding if head is None else head.kernel)[...]
+    return Vocabulary(matrix, config.logits_divisor, config.logits_cap, config.gaps)
 
 
 def logits(hidden: Array, vocabulary: Vocabulary) -> Array:

@@ -42,7 +42,7 @@ class LayerConfig(NamedTuple):
 
     def matrices(self) -> dict[str, Matrix]:
         """Every matrix of all parts, by name."""
-        return {name: own for part in self.parts for name, own in part.matrices().items()}
+        return {name: matrix for part in self.parts for name, matrix in part.matrices().items()}
 
 
 class Segment(NamedTuple):
@@ -69,7 +69,7 @@ class Segment(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class DecoderConfig:
-    """Shape of a decoder; ``families.py`` reads it from config.json, ``gguf_config.py`` from GGUF.
+    """Shape of a decoder; ``families.py`` reads it from config.json, the extra ``gguf`` from GGUF.
 
     Attributes:
         layers: the parts of each layer.
@@ -82,7 +82,7 @@ class DecoderConfig:
         layer_input: channels of each token's input to each layer (``LayerInputs``); 0 for none.
         files: how checkpoints hold matrices (``weights.layout``).
         stacked: the layers of each place in the period are one array per matrix, scanned.
-        spelling: names of modules in files, usual name and own name, where the family has its own.
+        spelling: names of modules in files, usual and of the family, where they differ.
         gaps: ids without a token, as ranges (first, end); the policy never draws them.
     """
 
@@ -154,8 +154,8 @@ class DecoderConfig:
         """Every matrix that may have an adapter, by its stack, of each layer that has it."""
         return {
             stack: [
-                own._replace(target=own.target or name) if stack != name else own
-                for own in (self.layers[i].matrices()[name] for i in layers)
+                matrix._replace(target=matrix.target or name) if stack != name else matrix
+                for matrix in (self.layers[i].matrices()[name] for i in layers)
             ]
             for stack, layers in self._layers_of.items()
             for name in [matrix_of(stack)]
@@ -174,15 +174,15 @@ class DecoderConfig:
     def _layers_of(self) -> dict[str, list[int]]:
         """Numbers of the layers of each stack: of matrices of a name and of equal shapes, so that
         the adapters of a stack are one array. Every trace asks for each layer and stack."""
-        found: dict[str, list[int]] = {}
+        layers_of: dict[str, list[int]] = {}
         shapes: dict[str, list[tuple[int, int]]] = {}
         for i, layer in enumerate(self.layers):
-            for name, own in layer.matrices().items():
+            for name, matrix in layer.matrices().items():
                 known = shapes.setdefault(name, [])
-                if (shape := own[:2]) not in known:
+                if (shape := matrix[:2]) not in known:
                     known.append(shape)
-                found.setdefault(stack_of(name, known.index(shape)), []).append(i)
-        return found
+                layers_of.setdefault(stack_of(name, known.index(shape)), []).append(i)
+        return layers_of
 
     @functools.cached_property
     def segments(self) -> tuple[Segment, ...]:
@@ -190,22 +190,23 @@ class DecoderConfig:
         each with the smallest period p such that layer i + p has the matrices of layer i. Where it
         is short, layer i + p has the kind of attention of layer i, too: rings and whole caches are
         apart."""
-        found: list[Segment] = []
-        for _, own in itertools.groupby(self.layers, lambda layer: layer.mixer.source is None):
-            first, layers = found[-1].end if found else 0, list(own)
+        segments: list[Segment] = []
+        for _, group in itertools.groupby(self.layers, lambda layer: layer.mixer.source is None):
+            first, layers = segments[-1].end if segments else 0, list(group)
             sliding = self.sliding[first : first + len(layers)]
             matrices = [(layer.matrices(), layer.mixer.source) for layer in layers]
             with_kinds = _period(list(zip(matrices, sliding, strict=True)))
             p = with_kinds if with_kinds <= _SHORT_PERIOD else _period(matrices)
             sources = (layer.mixer.source for layer in layers[:p])
             read = tuple(source for source in sources if source is not None)
-            found.append(Segment(first, p, len(layers) // p, read))
-        return tuple(found)
+            segments.append(Segment(first, p, len(layers) // p, read))
+        return tuple(segments)
 
     @property
     def kept(self) -> list[range]:
         """The layers of each place, where they have caches of their own."""
-        return [place for own in self.segments if not own.sources for place in own.places]
+        with_caches = [segment for segment in self.segments if not segment.sources]
+        return [place for segment in with_caches for place in segment.places]
 
     @property
     def repeats(self) -> bool:
@@ -215,16 +216,16 @@ class DecoderConfig:
     @functools.cached_property
     def caches(self) -> tuple[int, ...]:
         """Number of the cache that each layer reads; layers may share one (``Mixer.source``)."""
-        found: list[int] = []
+        caches: list[int] = []
         for layer in self.layers:
             source = layer.mixer.source
-            found.append(len({*found}) if source is None else found[source])
-        return tuple(found)
+            caches.append(len({*caches}) if source is None else caches[source])
+        return tuple(caches)
 
     def init_cache(self, slots: int, length: int, dtype: DTypeLike, places: int = 1) -> Cache:
         """Empty cache; arguments as of ``Mixer.init_cache``."""
-        own = [x.mixer for x in self.layers if x.mixer.source is None]
-        layers = [mixer.init_cache(slots, length, dtype, places) for mixer in own]
+        mixers = [x.mixer for x in self.layers if x.mixer.source is None]
+        layers = [mixer.init_cache(slots, length, dtype, places) for mixer in mixers]
         if not self.stacked:
             return layers
 

@@ -81,22 +81,22 @@ class FusedAdapters(NamedTuple):
             return self.layers[layer]
         at = {name: [i for i in config.layers_with(name) if i >= first] for name in self.layers}
         return {
-            matrix_of(name): Fused(*(x[at[name].index(layer)] for x in own))
-            for name, own in self.layers.items()
+            matrix_of(name): Fused(*(x[at[name].index(layer)] for x in pair))
+            for name, pair in self.layers.items()
             if layer in at[name]
         }
 
     def by_period(self, segment: Any, config: Any) -> dict[str, Fused]:
         """The stacks of a ``Segment`` of layers: in front the periods, then the layers of a period
         that have the matrix."""
-        found, own = {}, range(segment.first, segment.end)
+        stacks, layers = {}, range(segment.first, segment.end)
         for name, pair in self.layers.items():  # pyright: ignore[reportAttributeAccessIssue]
-            there = [i in own for i in config.layers_with(name)]
+            there = [i in layers for i in config.layers_with(name)]
             if any(there):
                 part = slice(there.index(True), there.index(True) + sum(there))
                 shape = segment.periods, sum(there) // segment.periods
-                found[name] = Fused(*(x[part].reshape(*shape, *x.shape[1:]) for x in pair))
-        return found
+                stacks[name] = Fused(*(x[part].reshape(*shape, *x.shape[1:]) for x in pair))
+        return stacks
 
 
 class OwnerMask(NamedTuple):
@@ -130,10 +130,10 @@ def named(config: Any, targets: Sequence[str]) -> list[str]:
 
 
 def _by_target(config: Any) -> dict[str, list[str]]:
-    found: dict[str, list[str]] = {}
+    by_target: dict[str, list[str]] = {}
     for name, [matrix, *_] in config.adaptable().items():
-        found.setdefault(matrix.target or name, []).append(name)
-    return found
+        by_target.setdefault(matrix.target or name, []).append(name)
+    return by_target
 
 
 def check_targets(configs: Sequence[Any], targets: Sequence[str]) -> None:
@@ -165,12 +165,14 @@ def check_rank(config: Any, targets: Sequence[str], rank: int) -> None:
 
 def counts(config: Any, targets: Sequence[str]) -> str:
     """Says how many matrices of each kind of part have an adapter, as in ``attention 2 of 4``."""
-    names, found = adapted(config, targets), dict[str, list[bool]]()
+    names, kinds = adapted(config, targets), dict[str, list[bool]]()
     for layer in config.layers:
         for part in layer.parts:
-            own = found.setdefault(type(part).__name__.removesuffix("Config").lower(), [])
-            own += [name in names for name in part.matrices()]
-    return ", ".join(f"{kind} {sum(own)} of {len(own)}" for kind, own in found.items())
+            has_adapter = kinds.setdefault(type(part).__name__.removesuffix("Config").lower(), [])
+            has_adapter += [name in names for name in part.matrices()]
+    return ", ".join(
+        f"{kind} {sum(has_adapter)} of {len(has_adapter)}" for kind, has_adapter in kinds.items()
+    )
 
 
 def init(
@@ -216,8 +218,8 @@ def padded(
     def one(name: str, kind: str, shape: tuple[int, ...], dtype: DTypeLike) -> np.ndarray:
         whole = np.zeros(shape, dtype)
         if name in factors:
-            own = np.asarray(factors[name][kind])
-            whole[tuple(map(slice, own.shape))] = own
+            factor = np.asarray(factors[name][kind])
+            whole[tuple(map(slice, factor.shape))] = factor
         return whole
 
     return {
@@ -260,16 +262,16 @@ def fuse(adapters: Adapters, scale: Array | float, dtype: DTypeLike) -> FusedAda
     return FusedAdapters(fused, jnp.broadcast_to(jnp.asarray(scale, dtype), n), unembed)
 
 
-def replaced(fused: FusedAdapters, own: FusedAdapters, n: Array | int) -> FusedAdapters:
-    """The adapters with ``own``, of one adapter of the same rank, in place of the n-th."""
-    [factor, *_] = jax.tree.leaves(own[::2])
+def replaced(fused: FusedAdapters, new: FusedAdapters, n: Array | int) -> FusedAdapters:
+    """The adapters with ``new``, an adapter of the same rank, in place of the n-th."""
+    [factor, *_] = jax.tree.leaves(new[::2])
     at = n * factor.shape[-2]
 
     def put(whole: Array, x: Array) -> Array:
         return jax.lax.dynamic_update_slice_in_dim(whole, x, at, axis=-2)
 
-    layers, unembed = jax.tree.map(put, fused[::2], own[::2])
-    return FusedAdapters(layers, fused.scale_N.at[n].set(own.scale_N[0]), unembed)
+    layers, unembed = jax.tree.map(put, fused[::2], new[::2])
+    return FusedAdapters(layers, fused.scale_N.at[n].set(new.scale_N[0]), unembed)
 
 
 def by_layer(fused: FusedAdapters, config: Any) -> FusedAdapters:

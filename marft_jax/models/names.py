@@ -41,10 +41,10 @@ def source_name(config: DecoderConfig, path: str, spelling: Spelling) -> str:
     """Name in another format of the tensor at ``path``."""
     *modules, leaf = path.split("/")
     suffix = "bias" if leaf == "bias" else "weight"
-    own = dict(config.spelling)
+    spellings = dict(config.spelling)
     if modules[0] != "layers":
         name = getattr(_WHOLE["/".join(modules)], spelling)
-        return f"{own.get(name, name)}.{suffix}"
+        return f"{spellings.get(name, name)}.{suffix}"
     layer = config.layers[int(modules[1])]
     part = getattr(layer, modules[2], None)
     if len(modules) == 3 and part is not None:  # a parameter, not a module
@@ -60,7 +60,7 @@ def source_name(config: DecoderConfig, path: str, spelling: Spelling) -> str:
             hf, gguf = names.pieces[piece].format(expert), names.stacks[piece]
             names = names._replace(hf=hf, gguf=gguf)
     name = getattr(names, spelling)
-    return f"{_LAYER[spelling]}.{modules[1]}.{own.get(name, name)}.{suffix}"
+    return f"{_LAYER[spelling]}.{modules[1]}.{spellings.get(name, name)}.{suffix}"
 
 
 def unread_names(config: DecoderConfig, spelling: Spelling) -> set[str]:

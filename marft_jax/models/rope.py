@@ -173,13 +173,13 @@ def _own_rope(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _local_theta(config: Mapping[str, Any], source: str) -> float | None:
-    own = (config.get("rope_parameters") or {}).get("sliding_attention") or {}
-    if (kind := own.get("rope_type", "default")) != "default":
+    local = (config.get("rope_parameters") or {}).get("sliding_attention") or {}
+    if (kind := local.get("rope_type", "default")) != "default":
         raise BadInput(
             f"{source}: rotary embedding of type {kind!r} in layers that slide is not supported; "
             "supported: default"
         )
-    theta = own.get("rope_theta", config.get("rope_local_base_freq"))
+    theta = local.get("rope_theta", config.get("rope_local_base_freq"))
     return None if theta is None else float(theta)
 
 

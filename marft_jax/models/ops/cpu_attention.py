@@ -53,11 +53,11 @@ def attention_by_rule(
         def context(q_BHTC: Array, kv: KV, mask_BTS: Array) -> Array:
             return attention(q_BHTC, kv, mask_BTS, *rule)
 
-        found = [
+        contexts = [
             context(q_BHTC[:, :, start:end], kv.cut(end), kind.of(slides))
             for (start, end), kind in zip(pieces, by_kind, strict=True)
         ]
-        return keep(jnp.concatenate(found, axis=2))
+        return keep(jnp.concatenate(contexts, axis=2))
 
     return attend
 

@@ -145,8 +145,8 @@ def works(heads: int, groups: int, width: int, dtype: str) -> bool:
             context = form(q, kv, False).astype(jnp.float32)
             return jnp.sum(jnp.sin(context)), context
 
-        found = jax.jit(jax.grad(loss, (0, 1), has_aux=True))(q, KV(k, v))
-        return [x.astype(jnp.float32) for x in jax.tree.leaves(found)]
+        results = jax.jit(jax.grad(loss, (0, 1), has_aux=True))(q, KV(k, v))
+        return [x.astype(jnp.float32) for x in jax.tree.leaves(results)]
 
     def apart() -> float:
         pairs = zip(tried(cudnn_attention(until_BT)), expected, strict=True)

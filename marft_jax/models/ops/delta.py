@@ -150,8 +150,8 @@ _branched.defvjp(_branched_forward, _branched_backward)
 
 
 def _state(states_BNHCC: Array, source_B: Array) -> Array:
-    found = jax.vmap(lambda own, i: own[i])(states_BNHCC, jnp.maximum(source_B, 0))
-    return jnp.where((source_B < 0)[:, None, None, None], 0, found)
+    known = jax.vmap(lambda states, i: states[i])(states_BNHCC, jnp.maximum(source_B, 0))
+    return jnp.where((source_B < 0)[:, None, None, None], 0, known)
 
 
 def _add(states: Array, source: Array, d_state: Array) -> Array:

@@ -168,8 +168,8 @@ def _each_expert(x: Array, stack: Stack, sizes_E: Array, *, over: int) -> Array:
     expert_M, out = of_rows(sizes_E, len(x)), stack.matrices.shape[-over]
 
     def add(e: Array, y: Array) -> Array:
-        own = times(x, stack.of(e, x.dtype), (1, over - 1))
-        return jnp.where((expert_M == e)[:, None], own, y)
+        product = times(x, stack.of(e, x.dtype), (1, over - 1))
+        return jnp.where((expert_M == e)[:, None], product, y)
 
     return jax.lax.fori_loop(0, len(sizes_E), add, jnp.zeros((len(x), out), x.dtype))
 
@@ -189,8 +189,8 @@ def _dimensions(contracted: tuple[int, int], groups: list[int]) -> Any:
 
 
 def _rows_ragged(x: Array, stack: Stack, sizes_G: Array, *, over: int) -> Array:
-    own, places = stack.all(x.dtype), len(sizes_G) // stack.experts
-    every = jnp.tile(own, (places, 1, 1)) if places > 1 else own
+    matrices, places = stack.all(x.dtype), len(sizes_G) // stack.experts
+    every = jnp.tile(matrices, (places, 1, 1)) if places > 1 else matrices
     return jax.lax.ragged_dot_general(x, every, sizes_G, _dimensions((1, over), [0]))
 
 
@@ -240,8 +240,8 @@ def _rows_in_blocks(x: Array, stack: Stack, sizes_G: Array, *, over: int) -> Arr
 
     def write(i: Array, y: Array) -> Array:
         """Also writes rows past the end of its group, which the next group's blocks overwrite."""
-        own = jax.lax.dynamic_slice_in_dim(padded, b.first[i], b.size)
-        new = times(own, stack.of(b.group[i] % stack.experts, x.dtype), (1, over - 1))
+        rows_of_block = jax.lax.dynamic_slice_in_dim(padded, b.first[i], b.size)
+        new = times(rows_of_block, stack.of(b.group[i] % stack.experts, x.dtype), (1, over - 1))
         return jax.lax.dynamic_update_slice_in_dim(y, new, b.first[i], 0)
 
     return jax.lax.fori_loop(0, b.count, write, jnp.zeros((rows + b.size, out), x.dtype))[:rows]
@@ -263,8 +263,8 @@ def _rows_by_expert(x: Array, stack: Stack, sizes_G: Array, *, over: int) -> Arr
         def block(size: int, carried: tuple[Array, Array]) -> tuple[Array, Array]:
             """Also writes rows past the end of its group, which the next group overwrites."""
             at, y = carried
-            own = jax.lax.dynamic_slice_in_dim(padded, at, size)
-            new = times(own, matrix, (1, over - 1))
+            rows_of_block = jax.lax.dynamic_slice_in_dim(padded, at, size)
+            new = times(rows_of_block, matrix, (1, over - 1))
             return at + size, jax.lax.dynamic_update_slice_in_dim(y, new, at, 0)
 
         done = end - sizes_G[group], y
@@ -284,9 +284,9 @@ def _outer_in_blocks(y: Array, x: Array, sizes_G: Array) -> Array:
     y, x = (jnp.pad(each, ((0, b.size), (0, 0))) for each in (y, x))
 
     def add(i: Array, sums: Array) -> Array:
-        own, other = (jax.lax.dynamic_slice_in_dim(each, b.first[i], b.size) for each in (y, x))
+        left, right = (jax.lax.dynamic_slice_in_dim(each, b.first[i], b.size) for each in (y, x))
         inside = b.first[i] + jnp.arange(b.size) < end_G[b.group[i]]
-        more = times(jnp.where(inside[:, None], own, 0), other, (0, 0)).astype(jnp.float32)
+        more = times(jnp.where(inside[:, None], left, 0), right, (0, 0)).astype(jnp.float32)
         return sums.at[b.group[i]].add(more)
 
     zeros = jnp.zeros((len(sizes_G), y.shape[1], x.shape[1]), jnp.float32)
@@ -306,9 +306,9 @@ def _rows_at_once(x: Array, stack: Stack, sizes_G: Array, *, over: int) -> Array
         return _rows_ragged(x, stack, sizes_G, over=over)
     b = _blocks_of(sizes_G, rows, _GPU_BLOCK)
     at = stack.first + b.group % stack.experts
-    own = jax.tree.map(lambda each: each[at], stack.in_a_row)
+    matrices = jax.tree.map(lambda each: each[at], stack.in_a_row)
     dimensions = ((2,), (over,)), ((0,), (0,))
-    y = jax.lax.dot_general(_block_rows(x, b, sizes_G), unpacked(own, x.dtype), dimensions)
+    y = jax.lax.dot_general(_block_rows(x, b, sizes_G), unpacked(matrices, x.dtype), dimensions)
     group_M, start_G = of_rows(sizes_G, rows), jnp.cumsum(sizes_G) - sizes_G
     blocks_G, row_M = -(-sizes_G // b.size), jnp.arange(rows) - start_G[group_M]
     at_M = (jnp.cumsum(blocks_G) - blocks_G)[group_M] * b.size + row_M
@@ -319,9 +319,9 @@ def _outer_at_once(y: Array, x: Array, sizes_G: Array) -> Array:
     if len(x) <= _GPU_FEW * len(sizes_G):
         return _outer_ragged(y, x, sizes_G)
     b = _blocks_of(sizes_G, len(x), _GPU_BLOCK)
-    own, other = (_block_rows(each, b, sizes_G) for each in (y, x))
+    left, right = (_block_rows(each, b, sizes_G) for each in (y, x))
     dimensions = ((1,), (1,)), ((0,), (0,))
-    sums = jax.lax.dot_general(own, other, dimensions, preferred_element_type=jnp.float32)
+    sums = jax.lax.dot_general(left, right, dimensions, preferred_element_type=jnp.float32)
     return jax.ops.segment_sum(sums, b.group, len(sizes_G))
 
 
@@ -337,11 +337,11 @@ def _merging_places(run: Callable[..., Array], shared: int | None) -> Any:
     @merged.def_vmap
     def rule(size: int, batched: Any, *operands: Any) -> tuple[Array, bool]:
         def flat(i: int, operand: Any) -> Any:
-            own = all(jax.tree.leaves(batched[i]))
+            is_batched = all(jax.tree.leaves(batched[i]))
             if i == shared:
                 assert not any(jax.tree.leaves(batched[i])), "places with matrices of their own"
                 return operand
-            wide = operand if own else jnp.broadcast_to(operand, (size, *operand.shape))
+            wide = operand if is_batched else jnp.broadcast_to(operand, (size, *operand.shape))
             return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), wide)
 
         out = merged(*(flat(i, operand) for i, operand in enumerate(operands)))

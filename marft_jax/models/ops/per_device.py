@@ -93,8 +93,8 @@ def of_places(kernel: Callable[..., Any]) -> Any:
     @run.def_vmap
     def rule(size: int, batched: Sequence[bool], *operands: Array) -> tuple[Any, Any]:
         wide = [
-            x if own else jnp.broadcast_to(x, (size, *x.shape))
-            for x, own in zip(operands, batched, strict=True)
+            x if is_batched else jnp.broadcast_to(x, (size, *x.shape))
+            for x, is_batched in zip(operands, batched, strict=True)
         ]
         rows = run(*(x.reshape(-1, *x.shape[2:]) for x in wide))
         out = jax.tree.map(lambda x: x.reshape(size, -1, *x.shape[1:]), rows)

@@ -85,7 +85,7 @@ class MixerState(NamedTuple):
     def insert(self, new: MixerState, at_B: Array, lengths_B: Array) -> MixerState:
         """Writes the state of these rows; rows past the end are dropped."""
         where = (*[slice(None)] * (self.inputs.ndim - 3), at_B)
-        return jax.tree.map(lambda own, x: write(own, where, x), self, new)
+        return jax.tree.map(lambda state, x: write(state, where, x), self, new)
 
     def placed(self, mesh: Mesh) -> MixerState:
         """Abstract arrays with their places: rows over ``data`` and ``fsdp``, heads over

@@ -111,13 +111,13 @@ class AttentionConfig:
             width, axes = n * self.head_dim * times, ("heads", "model")
             return Matrix(self.d_model, width, axes, self.qkv_bias, n if rotated else 0)
 
-        width, own = self.n_heads * self.head_dim, self.source is None
-        found = {"q": heads(self.n_heads, rotated=True, times=1 + self.gated)}
-        if own:
-            found["k"] = heads(self.n_kv_heads, rotated=True)
-        if own and not self.keys_as_values:
-            found["v"] = heads(self.n_kv_heads, rotated=False)
-        return found | {"o": Matrix(width, self.d_model, ("model", "heads"), self.o_bias)}
+        width, has_keys = self.n_heads * self.head_dim, self.source is None
+        matrices = {"q": heads(self.n_heads, rotated=True, times=1 + self.gated)}
+        if has_keys:
+            matrices["k"] = heads(self.n_kv_heads, rotated=True)
+        if has_keys and not self.keys_as_values:
+            matrices["v"] = heads(self.n_kv_heads, rotated=False)
+        return matrices | {"o": Matrix(width, self.d_model, ("model", "heads"), self.o_bias)}
 
     def build(self, make: Make) -> Attention:
         return Attention(self, make)
@@ -143,11 +143,11 @@ class Attention(nnx.Module):
 
     def __init__(self, config: AttentionConfig, make: Make):
         self.config, self.eps = config, make.norm_eps
-        own = dict(zip(config.matrices(), make.linears(config), strict=True))
-        self.q, self.k, self.v, self.o = (own.get(name) for name in config.MATRICES)
+        linears = dict(zip(config.matrices(), make.linears(config), strict=True))
+        self.q, self.k, self.v, self.o = (linears.get(name) for name in config.MATRICES)
         widths = [n if config.wide_norm else 1 for n in (config.n_heads, config.n_kv_heads)]
         norms = [make.norm(n * config.head_dim) if config.qk_norm else None for n in widths]
-        self.q_norm, self.k_norm = norms[0], norms[1] if "k" in own else None
+        self.q_norm, self.k_norm = norms[0], norms[1] if "k" in linears else None
         sinks = jnp.zeros((config.n_heads,), make.dtype)
         self.sinks = nnx.Param(sinks, axes=("heads",)) if config.sinks else None
 

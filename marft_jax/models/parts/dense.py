@@ -1,4 +1,4 @@
-"""Dense gated MLP: the mlp of every family so far."""
+"""Dense gated MLP: the mlp of layers without experts."""
 
 from __future__ import annotations
 

@@ -130,21 +130,21 @@ class ExpertMatrix(nnx.Module):
         """
         sizes_E, before = routes.sizes_E, 0 if layer is None else layer * self.pieces
         kernel, experts = self.kernel.get_value(), len(sizes_E)
-        found = [
+        products = [
             grouped(x_MI, kernel, sizes_E, 1, (before + piece) * experts)
             for piece in range(self.pieces)
         ]
         if self.bias is not None:
             expert_M = of_rows(sizes_E, len(x_MI))
             biases = self.bias[...] if layer is None else self.bias[...][layer]
-            found = [y + bias[expert_M] for y, bias in zip(found, biases, strict=True)]
+            products = [y + bias[expert_M] for y, bias in zip(products, biases, strict=True)]
         if (lora := adapters.matrices.get(self.name)) is None:
-            return found
+            return products
         assert columns_M is not None, "adapters without owners"
         with jax.named_scope("lora"):
             ranks = grouped(x_MI, lora.a, sizes_E, 2) * columns_M
             more = jnp.split(grouped(ranks, lora.b, sizes_E, 1), self.pieces, axis=-1)
-            return [y + own for y, own in zip(found, more, strict=True)]
+            return [y + correction for y, correction in zip(products, more, strict=True)]
 
 
 class _Tokens(NamedTuple):
@@ -195,8 +195,8 @@ class Experts(nnx.Module):
         def run(
             first: int | Array, tokens: _Tokens, matrices: Any, lora: Any, number: Any
         ) -> Array:
-            own = nnx.merge(graphdef, matrices)
-            return self._of_device(own, LayerAdapters(lora, None), number, first, tokens)
+            modules = nnx.merge(graphdef, matrices)
+            return self._of_device(modules, LayerAdapters(lora, None), number, first, tokens)
 
         axis = 1 if layer.number is None else 2  # behind the layers and the pieces
         return per_device.by_expert(

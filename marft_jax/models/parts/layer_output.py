@@ -55,9 +55,9 @@ class LayerOutput(nnx.Module):
     def __init__(self, config: LayerOutputConfig, make: Make):
         self.activation: Activation = config.activation
         self.scale = nnx.Param(jnp.ones((1,), make.dtype), axes=(None,))
-        own = dict(zip(config.matrices(), make.linears(config), strict=True))
-        self.input_gate, self.input_up = own.get("input_gate"), own.get("input_up")
-        self.norm = make.norm(config.d_model) if own else None
+        linears = dict(zip(config.matrices(), make.linears(config), strict=True))
+        self.input_gate, self.input_up = linears.get("input_gate"), linears.get("input_up")
+        self.norm = make.norm(config.d_model) if linears else None
 
     def __call__(self, x_BTD: Array, input_BTP: Array | None, adapters: LayerAdapters) -> Array:
         if self.norm is not None:
@@ -84,9 +84,9 @@ class LayerInputs(nnx.Module):
 
     def __call__(self, tokens_BT: Array, x_BTD: Array) -> list[Array]:
         """``[B, T, P]`` for each layer."""
-        own = self.embedding[...][tokens_BT]
-        own = own * jnp.asarray(self.d_input**0.5, own.dtype)
+        embedded = self.embedding[...][tokens_BT]
+        embedded = embedded * jnp.asarray(self.d_input**0.5, embedded.dtype)
         seen = product(x_BTD, self.project.kernel[...]) * x_BTD.shape[-1] ** -0.5
         split = (*tokens_BT.shape, -1, self.d_input)
-        both = (self.norm(seen.reshape(split)) + own.reshape(split)) * 2**-0.5
+        both = (self.norm(seen.reshape(split)) + embedded.reshape(split)) * 2**-0.5
         return [both[:, :, i] for i in range(both.shape[2])]

@@ -37,8 +37,8 @@ class SharedExpertConfig(ExpertsConfig):
     def matrices(self) -> dict[str, Matrix]:
         wide = Matrix(self.d_model, self.d_shared, ("hidden", "model"))
         down = Matrix(self.d_shared, self.d_model, ("model", "hidden"))
-        own = {"shared_gate": wide, "shared_up": wide, "shared_down": down}
-        return super().matrices() | own
+        shared = {"shared_gate": wide, "shared_up": wide, "shared_down": down}
+        return super().matrices() | shared
 
     def build(self, make: Make) -> SharedExpert:
         return SharedExpert(self, make)

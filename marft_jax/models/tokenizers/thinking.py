@@ -44,9 +44,9 @@ def show(parts: Iterable[tuple[str | None, str]]) -> str:
         parts: what a mark does, or None and a text.
     """
     text, head, in_head, thinks = "", "", False, False  # head and thought that are still open
-    for mark, own in parts:
+    for mark, piece in parts:
         if mark is None:
-            head, text = (head + own, text) if in_head else (head, text + own)
+            head, text = (head + piece, text) if in_head else (head, text + piece)
         elif mark in (OPENS, CLOSES):
             text += mark
         elif mark != _TEXT:

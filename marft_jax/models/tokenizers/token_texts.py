@@ -14,18 +14,18 @@ def pieces(ids: list[int], decode: Decode) -> list[str]:
     Each token is decoded together with the token before it, because some tokenizers drop a space at
     the beginning of a text; with all tokens before it where pairs do not give the whole text.
     """
-    found = _pieces(ids, decode)
-    return found if "".join(found) == decode(ids) else _pieces(ids, decode, pairs=False)
+    texts = _pieces(ids, decode)
+    return texts if "".join(texts) == decode(ids) else _pieces(ids, decode, pairs=False)
 
 
 def _pieces(ids: list[int], decode: Decode, pairs: bool = True) -> list[str]:
-    found, before, start, text = list[str](), 0, 0, ""
+    texts, before, start, text = list[str](), 0, 0, ""
     for end in range(1, len(ids) + 1):
         longer = decode(ids[before:end])
         if longer.endswith("\ufffd") and end - start < _BYTES and end < len(ids):
-            found.append("")  # a character that later tokens complete
+            texts.append("")  # a character that later tokens complete
             continue
-        found.append(longer[len(text) :])
+        texts.append(longer[len(text) :])
         before, start = start if pairs else 0, end
         text = decode(ids[before:start])
-    return found
+    return texts

@@ -157,7 +157,7 @@ class Tokenizer:
             return self._plain(kept, special=True)
         runs = ((mark, [*run]) for mark, run in itertools.groupby(kept, self.marks.get))
         return thinking.show(
-            (mark, self._plain(own)) if mark is None else (mark, "") for mark, own in runs
+            (mark, self._plain(run)) if mark is None else (mark, "") for mark, run in runs
         )
 
     def said(self, prompt: Sequence[int], ids: Sequence[int]) -> str:
@@ -179,10 +179,10 @@ class Tokenizer:
         """
         kept, text = [int(i) for i in ids if i not in self.eos_ids], ""
         for token, run in itertools.groupby(kept, self.added.get):
-            own = [*run]
-            plain = self._plain(own) if token is None else ""
-            text += self._alike.sub(lambda found: found[0][0] + mark + found[0][1:], plain)
-            text += (token or "") * len(own)
+            same = [*run]
+            plain = self._plain(same) if token is None else ""
+            text += self._alike.sub(lambda match: match[0][0] + mark + match[0][1:], plain)
+            text += (token or "") * len(same)
         return text
 
     def show(self, text: str, mark: str) -> str:
@@ -230,8 +230,8 @@ class Tokenizer:
         if not (name in before and after.startswith(before) and _PROBE in whole):
             return None
         ids = self.encode(after[len(before) :])
-        own = itertools.takewhile(lambda i: i not in self.eos_ids, ids)
-        return self.decode([*own], special=True).strip("\n")
+        call_ids = itertools.takewhile(lambda i: i not in self.eos_ids, ids)
+        return self.decode([*call_ids], special=True).strip("\n")
 
     def opening(self, messages: Sequence[Message]) -> tuple[list[int], list[int]]:
         """``chat`` in two pieces: the conversation, and what opens the assistant's message."""
@@ -288,31 +288,32 @@ class Tokenizer:
     def template(self) -> str:
         """Returns the chat template with what is decided here: thinking, and a system prompt that
         is put in front of the user's message. Other programs make the same prompts with it."""
-        own = [f"{{%- set {k} = {json.dumps(v)} -%}}" for k, v in self._template_settings.items()]
+        decided = self._template_settings.items()
+        settings = [f"{{%- set {name} = {json.dumps(value)} -%}}" for name, value in decided]
         folds = [_FOLDING] if self._fold_system else []
-        return "".join([*own, *folds, self._tokenizer.get_chat_template()])
+        return "".join([*settings, *folds, self._tokenizer.get_chat_template()])
 
-    def think(self, how: bool | str) -> None:
+    def think(self, mode: bool | str) -> None:
         """Turns thinking before the answer on or off.
 
         Args:
-            how: true or false, or on with a level of effort.
+            mode: true or false, or on with a level of effort.
 
         Raises:
             BadInput: on, for a model that knows no such mode, or not that level.
         """
         known = self._variables()
-        on = {name: bool(how) for name in ("enable_thinking", "thinking") if name in known}
-        level = {"reasoning_effort": how} if isinstance(how, str) else {}
+        on = {name: bool(mode) for name in ("enable_thinking", "thinking") if name in known}
+        level = {"reasoning_effort": mode} if isinstance(mode, str) else {}
         expected = [*level] or ["enable_thinking", "thinking", "reasoning_effort"]
         self._template_settings = on | level
         try:
-            if how and not known.intersection(expected):
+            if mode and not known.intersection(expected):
                 raise BadInput(f"expected one that reads {' or '.join(expected)}")
-            if how:
+            if mode:
                 self._render([_message("user", "a")])
         except Exception as error:  # as below
-            what = f"--model.thinking {how}: the chat template of {self._source} has no such mode"
+            what = f"--model.thinking {mode}: the chat template of {self._source} has no such mode"
             raise BadInput(f"{what}: {reason(error)}") from None
 
     def _variables(self) -> set[str]:
@@ -424,11 +425,11 @@ def _without_marks(directory: Path) -> Iterator[Path]:
         return
     with tempfile.TemporaryDirectory() as copy:
         for file in directory.iterdir():
-            own = Path(copy, file.name)
+            copied = Path(copy, file.name)
             if file in marked:
-                own.write_bytes(file.read_bytes().removeprefix(codecs.BOM_UTF8))
+                copied.write_bytes(file.read_bytes().removeprefix(codecs.BOM_UTF8))
             else:
-                own.symlink_to(file.absolute())
+                copied.symlink_to(file.absolute())
         yield Path(copy)
 
 
@@ -476,7 +477,7 @@ def _any_of(tokens: Iterable[str]) -> re.Pattern[str]:
 
 def _is_in(text: str, content: str) -> bool:
     """True where a rendered text has a content, as it is or as a text of JSON."""
-    return any(own in text for own in (content.strip(), json.dumps(content, ensure_ascii=False)))
+    return any(form in text for form in (content.strip(), json.dumps(content, ensure_ascii=False)))
 
 
 def _message(role: str, content: str) -> dict[str, str]:

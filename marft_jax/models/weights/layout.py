@@ -56,8 +56,8 @@ class Stored(NamedTuple):
 
     def shape(self, shapes: Shapes) -> tuple[int, ...]:
         """Shape of the tensor in the checkpoint."""
-        own = [shapes[path] for path in self.paths[: self.pieces]]
-        (_, *others), rows = own[0], sum(shape[0] for shape in own)
+        piece_shapes = [shapes[path] for path in self.paths[: self.pieces]]
+        (_, *others), rows = piece_shapes[0], sum(shape[0] for shape in piece_shapes)
         each = (*others, rows) if self.alternates else (rows, *others)
         return (self.experts, *each) if self.experts else each
 
@@ -66,10 +66,10 @@ class Stored(NamedTuple):
         what is sliced."""
         for first in range(0, len(self.paths), self.pieces):
             e = first // self.pieces
-            own, start = stored[e : e + 1][0] if self.experts else stored, 0
+            whole, start = stored[e : e + 1][0] if self.experts else stored, 0
             for i, path in enumerate(self.paths[first : first + self.pieces]):
                 end = start + shapes[path][0]
-                yield path, own[..., i :: self.pieces].T if self.alternates else own[start:end]
+                yield path, whole[..., i :: self.pieces].T if self.alternates else whole[start:end]
                 start = end
 
     def join(self, arrays: Sequence[np.ndarray]) -> np.ndarray:
@@ -162,39 +162,43 @@ class FP8(NamedTuple):
 
 def layouts(config: DecoderConfig, paths: Iterable[str]) -> dict[str, Stored]:
     """Every tensor of a checkpoint, by name."""
-    names, found = paths_by_name(config, paths), dict[str, Stored]()
+    names, tensors = paths_by_name(config, paths), dict[str, Stored]()
     if config.files == "rows":
-        found |= (whole := expert_rows(config, paths))
-        single = {name for own in whole.values() for name in own.names}
+        tensors |= (whole := expert_rows(config, paths))
+        single = {name for layout in whole.values() for name in layout.names}
         names = {name: path for name, path in names.items() if name not in single}
     for i, layer in enumerate(config.layers):
         at = f"model.layers.{i}"
         for whole, parts in _FUSED.get(config.files, {}).items():
-            own = [names.pop(f"{at}.{part}.weight") for part in parts]
-            found[f"{at}.{whole}.weight"] = Stored(own)
+            pieces = [names.pop(f"{at}.{part}.weight") for part in parts]
+            tensors[f"{at}.{whole}.weight"] = Stored(pieces)
         if config.files == "stacked":
             for leaf in ("weight", "bias"):
-                own = [names.pop(f"{at}.mlp.gate.{leaf}")]
-                found[f"{at}.mlp.router.{leaf}"] = Stored(own)
+                pieces = [names.pop(f"{at}.mlp.gate.{leaf}")]
+                tensors[f"{at}.mlp.router.{leaf}"] = Stored(pieces)
             n = next(matrix.experts for matrix in layer.matrices().values() if matrix.experts)
             for whole, part in zip(_STACKED, layer.mlp.MATRICES.values(), strict=True):
                 each = [piece.format(e) for e in range(n) for piece in part.pieces]
                 for ours, theirs in (("weight", ""), ("bias", "_bias")):
-                    own = [names.pop(f"{at}.{name}.{ours}") for name in each]
-                    found[f"{at}.mlp.experts.{whole}{theirs}"] = Stored(own, n, alternates=True)
-    return found | {name: Stored([path]) for name, path in names.items()}
+                    pieces = [names.pop(f"{at}.{name}.{ours}") for name in each]
+                    tensors[f"{at}.mlp.experts.{whole}{theirs}"] = Stored(
+                        pieces, n, alternates=True
+                    )
+    return tensors | {name: Stored([path]) for name, path in names.items()}
 
 
 def expert_rows(config: DecoderConfig, paths: Iterable[str]) -> dict[str, Stored]:
     """Tensors of a checkpoint that has one for all experts of a matrix, by name."""
-    by_name, found = paths_by_name(config, paths), dict[str, Stored]()
+    by_name, tensors = paths_by_name(config, paths), dict[str, Stored]()
     spelling, whole = dict(config.spelling), config.files in ("plain", "rows")
     for i, layer in enumerate(config.layers if whole else ()):
         for name, matrix in layer.mlp.matrices().items():
             known = layer.mlp.MATRICES[name]
             each = [piece.format(e) for e in range(matrix.experts) for piece in known.pieces]
             if names := [f"model.layers.{i}.{one}.weight" for one in each]:
-                own = [by_name[one] for one in names]
+                expert_paths = [by_name[one] for one in names]
                 name = spelling.get(known.parameter, known.parameter)
-                found[f"model.layers.{i}.{name}"] = Stored(own, matrix.experts, names=names)
-    return found
+                tensors[f"model.layers.{i}.{name}"] = Stored(
+                    expert_paths, matrix.experts, names=names
+                )
+    return tensors

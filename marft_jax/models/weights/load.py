@@ -10,7 +10,7 @@ import dataclasses
 import functools
 import math
 import types
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -24,8 +24,9 @@ from marft_jax.errors import BadInput
 from marft_jax.models.decoder import Base, Decoder
 from marft_jax.models.decoder_config import DecoderConfig
 from marft_jax.models.ops import blocks
-from marft_jax.models.ops.attention import causal_attention
+from marft_jax.models.ops.attention import CausalAttention, causal_attention
 from marft_jax.models.ops.attention_choice import attention_on
+from marft_jax.models.ops.remat import Remat
 from marft_jax.models.parts.part import Axes
 from marft_jax.models.tokenizers.tokenizer import Tokenizer
 from marft_jax.models.weights.sources import Shapes, Tensors, open_source
@@ -104,10 +105,10 @@ def decoder_on(
     config = dataclasses.replace(config, stacked=stacked)
     heads = {(mixer.n_heads, mixer.n_kv_heads, mixer.head_dim) for mixer in config.attentions}
     plain = all(mixer.plain for mixer in config.attentions)
-    forms = {attention_on(platform, *own, model.dtype, plain) for own in heads}
+    forms = {attention_on(platform, *shape, model.dtype, plain) for shape in heads}
     [attention] = forms if len(forms) == 1 else [causal_attention]  # takes any heads
-    how: dict[str, Any] = dict(attention=attention, remat=model.remat)
-    graphdef, abstract = abstract_decoder(config, jnp.dtype(model.dtype), **how)
+    dtype = jnp.dtype(model.dtype)
+    graphdef, abstract = abstract_decoder(config, dtype, attention, model.remat)
     if model.quantize != "none":
         abstract = nnx.map_state(functools.partial(_packed_shape, model.quantize), abstract)
     return config, graphdef, abstract
@@ -125,14 +126,18 @@ def _packed_shape(kind: str, keys: tuple[Any, ...], leaf: Any) -> Any:
     return leaf.replace(jax.eval_shape(functools.partial(blocks.pack, kind=kind), leaf.get_value()))
 
 
-def abstract_decoder(config: DecoderConfig, dtype: Any, **how: Any) -> tuple[Any, Base]:
-    """``nnx.split`` of a ``Decoder`` that has shapes and types but no values; ``how`` it computes
-    are further arguments of its own."""
+def abstract_decoder(
+    config: DecoderConfig,
+    dtype: Any,
+    attention: CausalAttention = causal_attention,
+    remat: Remat = "none",
+) -> tuple[Any, Base]:
+    """``nnx.split`` of a ``Decoder`` that has shapes and types but no values."""
 
     def build() -> Decoder:
         key = jax.random.key(0)  # shapes need only one; nnx.Rngs takes 9 ms per key while tracing
         rngs: Any = types.SimpleNamespace(params=lambda: key)
-        return Decoder(config, dtype=dtype, rngs=rngs, **how)
+        return Decoder(config, dtype=dtype, rngs=rngs, attention=attention, remat=remat)
 
     graphdef, state = nnx.split(nnx.eval_shape(build))
     return graphdef, state
@@ -167,7 +172,7 @@ def _parameters(state: Base) -> dict[str, _Parameter]:
     A path is as in ``layers/3/mixer/q/kernel``, or of a piece of an expert's matrix as in
     ``layers/3/mlp/experts_down/7/0/kernel``.
     """
-    found, flat = {}, list[Any](nnx.to_flat_state(state))
+    parameters, flat = {}, list[Any](nnx.to_flat_state(state))
     for keys, leaf in flat:
         first, *rest = keys
         layers = leaf.ndim - len(leaf.axes)
@@ -180,8 +185,10 @@ def _parameters(state: Base) -> dict[str, _Parameter]:
             path = (first, *names, *reversed(numbers[layers:]), *rest[-1:])
             left = iter(numbers)
             index = tuple(next(left) if counts else None for counts in counted)
-            found[_join(path)] = _Parameter(keys, index, shape[::-1] if turned else shape, turned)
-    return found
+            parameters["/".join(map(str, path))] = _Parameter(
+                keys, index, shape[::-1] if turned else shape, turned
+            )
+    return parameters
 
 
 def shapes_of(state: Base) -> Shapes:
@@ -290,8 +297,8 @@ def _put_at(
         for i in over:
             at[i] -= jax.lax.axis_index(split[i]) * all.shape[i]
             mine &= (at[i] >= 0) & (at[i] < all.shape[i])
-        own = jax.lax.dynamic_slice(all, at, one.shape)
-        return jax.lax.dynamic_update_slice(all, jnp.where(mine, one, own), at)
+        before = jax.lax.dynamic_slice(all, at, one.shape)
+        return jax.lax.dynamic_update_slice(all, jnp.where(mine, one, before), at)
 
     of_one = P(*(None if i in axes else axis for i, axis in enumerate(split)))
     specs, whole = (where.spec, of_one, P()), where.spec
@@ -304,7 +311,3 @@ def copy_base(params: Base, place: Callable[[Axes, jax.Array], jax.Array]) -> Ba
     return nnx.map_state(
         lambda _, leaf: jax.tree.map(functools.partial(place, leaf.axes), leaf), params
     )
-
-
-def _join(keys: Iterable[Any]) -> str:
-    return "/".join(str(key) for key in keys)

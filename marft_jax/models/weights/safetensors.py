@@ -59,8 +59,8 @@ def weight_files(directory: Path) -> list[Path]:
         files = [directory / "model.safetensors"]
     else:
         every = sorted(directory.glob("*.safetensors"))
-        own = [file for file in every if not _OTHERS.match(file.name)] or every
-        files = _parts(own) or own
+        of_model = [file for file in every if not _OTHERS.match(file.name)] or every
+        files = _parts(of_model) or of_model
     if not files:
         raise BadInput(
             f"{directory}: expected *.safetensors weights, found none; convert others with "
@@ -84,7 +84,7 @@ def _parts(files: Sequence[Path]) -> list[Path]:
             sets.setdefault((match[1], int(match[2])), []).append(file)
     whole = [parts for (_, count), parts in sets.items() if len(parts) == count]
     if sets and len(whole) != 1:
-        counts = (f"{len(own)} of {n} of {name}" for (name, n), own in sets.items())
+        counts = (f"{len(parts)} of {n} of {name}" for (name, n), parts in sets.items())
         raise BadInput(
             f"{files[0].parent}: expected all parts of one model, found {', '.join(counts)}; "
             "download the missing files, or take the others away"
@@ -177,8 +177,8 @@ def _packed(tensors: Any) -> str:
 def _names_of_scales(names: Iterable[str]) -> set[str]:
     """Names of scales, which are read with their tensors; those of activations are not used."""
     suffixes = "_scales", *_FP8_SCALES
-    found = {f"{name}{suffix}" for name in names for suffix in suffixes}
-    return found | {f"{name.removesuffix('weight')}input_scale" for name in names}
+    scales = {f"{name}{suffix}" for name in names for suffix in suffixes}
+    return scales | {f"{name.removesuffix('weight')}input_scale" for name in names}
 
 
 def _stored(name: str, tensors: Any, bytes_of: Callable[[str], np.ndarray], file: Path) -> Any:
@@ -220,4 +220,4 @@ def _scales(names: Sequence[str], opened: Any, file: Path) -> np.ndarray:
 
 def _ours(name: str) -> str:
     """Name of a tensor without what precedes it in a model of text and images."""
-    return _TEXT.sub(lambda found: "model." if any(found.groups()) else "", name)
+    return _TEXT.sub(lambda match: "model." if any(match.groups()) else "", name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import re
 from collections.abc import Callable, Iterable, Sequence
@@ -14,7 +15,8 @@ from marft_jax.errors import BadInput, reason
 from marft_jax.formats.foreign import read_settings
 from marft_jax.models import config_json
 from marft_jax.models.decoder_config import DecoderConfig
-from marft_jax.models.tokenizers.tokenizer import ByteTokenizer, Tokenizer
+from marft_jax.models.tokenizers.tokenizer import ByteTokenizer, Tokenizer, from_directory
+from marft_jax.models.weights import safetensors, tiny
 from marft_jax.plugins import EXTRAS, load_extra
 
 Tensors = Iterable[tuple[str, np.ndarray]]
@@ -70,9 +72,10 @@ def _locate(base: str, wanted: Sequence[str] = _WANTED) -> Path | None:
     path = Path(base)
     if base == "tiny":
         return None
-    if path.is_dir() or (_format_of(path) in EXTRAS and path.is_file()):
+    is_file_of_extra = _format_of(path) in EXTRAS
+    if path.is_dir() or (is_file_of_extra and path.is_file()):
         return path
-    if _format_of(path) in EXTRAS:
+    if is_file_of_extra:
         raise BadInput(f"--model.base: no such file: {base} (see scripts/fetch_model.py)")
     if path.exists() or not _HUB_ID.fullmatch(base):
         raise BadInput(
@@ -100,8 +103,6 @@ def open_source(base: str, wanted: Sequence[str] = _WANTED) -> Source:
 
 
 def _open_tiny() -> Source:
-    from marft_jax.models.weights import tiny
-
     def tensors(config: DecoderConfig, shapes: Shapes, quantize: str) -> Tensors:
         """The file has ``[in, out]``, and paths without the parts of a layer."""
         paths = {re.sub("/(mixer|mlp)/", "/", path): path for path in shapes}
@@ -111,21 +112,18 @@ def _open_tiny() -> Source:
 
 
 def _open_directory(directory: Path) -> Source:
-    from marft_jax.models.tokenizers import tokenizer
-    from marft_jax.models.weights import safetensors
-
     file = directory / "config.json"
 
     def config() -> DecoderConfig:
         if not file.is_file():
             raise BadInput(f"{directory}: expected a config.json in the model directory")
-        has_head = lambda: safetensors.has_head(directory)  # noqa: E731
+        has_head = functools.partial(safetensors.has_head, directory)
         return config_json.read_config(read_settings(file), str(file), has_head)
 
     return Source(
         config,
         lambda config, shapes, _: safetensors.read(directory, config, shapes),
-        lambda: tokenizer.from_directory(directory),
+        lambda: from_directory(directory),
         lambda: digest_of([file, *safetensors.weight_files(directory)]),
     )
 
@@ -135,8 +133,7 @@ def _download(hub_id: str, wanted: Sequence[str]) -> Path:
     from huggingface_hub import snapshot_download
 
     try:
-        found = snapshot_download(hub_id, allow_patterns=list(wanted), ignore_patterns=_UNWANTED)
-        return Path(found)
+        return Path(snapshot_download(hub_id, allow_patterns=[*wanted], ignore_patterns=_UNWANTED))
     except Exception as error:  # network and hub errors of several libraries
         raise BadInput(
             f"--model.base: {hub_id!r} is no file or directory here, and the hub gives none "

@@ -2,7 +2,7 @@
 
     3+5+9=?   planner: 3+5=8   solver: 8+9=17
 
-It knows how but rarely bothers: the planner often writes ``guess`` instead, and the solver is at
+It can add, but rarely does so: the planner often writes ``guess`` instead, and the solver is at
 times hasty and writes ``maybe 14``. Each decides by its first token, so reinforcement learning has
 a policy to shift and nothing to teach. ``scripts/build_tiny.py`` makes the weights from nothing.
 """
