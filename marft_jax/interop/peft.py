@@ -71,8 +71,16 @@ def _of_the_base(start: bool | str) -> bool | str:
     return start
 
 
+_REFUSED = (
+    "fan_in_fan_out", "use_dora", "lora_bias", "use_qalora", "modules_to_save", "rank_pattern",
+    "alpha_pattern", "layer_replication", "trainable_token_indices", "alora_invocation_tokens",
+    "use_bdlora", "arrow_config", "kasa_config", "monteclora_config",
+)  # fmt: skip
+"""Settings of ``adapter_config.json`` with which the tensors would mean something else."""
+
+
 class _Settings(BaseModel):
-    """Settings of ``adapter_config.json``; with others the tensors would mean something else."""
+    """Settings of ``adapter_config.json`` that are read."""
 
     model_config = ConfigDict(strict=True)
     r: int = Field(gt=0)
@@ -80,20 +88,6 @@ class _Settings(BaseModel):
     use_rslora: bool = False
     peft_type: Literal["LORA"] = "LORA"
     bias: Literal["none"] = "none"
-    fan_in_fan_out: Literal[False] = False
-    use_dora: Literal[False] = False
-    lora_bias: Literal[False] = False
-    use_qalora: Literal[False] = False
-    modules_to_save: list[str] | None = Field(None, max_length=0)
-    rank_pattern: dict[str, int] | None = Field(None, max_length=0)
-    alpha_pattern: dict[str, float] | None = Field(None, max_length=0)
-    layer_replication: None = None
-    trainable_token_indices: None = None
-    alora_invocation_tokens: None = None
-    use_bdlora: None = None
-    arrow_config: None = None
-    kasa_config: None = None
-    monteclora_config: None = None
     init_lora_weights: Annotated[bool | str, AfterValidator(_of_the_base)] = True
     target_parameters: Annotated[list[str] | None, AfterValidator(_all_or_none)] = None
 
@@ -144,12 +138,12 @@ def unnamed(files: str, targets: Collection[str]) -> list[str]:
     return sorted(lacks.get(files, set()) & set(targets))
 
 
-def publish(folder: Path, factors: Factors, *how: Any) -> None:
+def publish(folder: Path, factors: Factors, *settings: Any) -> None:
     """Writes one adapter for any reader, with ``write``: as peft loads it, and where routed experts
     are adapted also in the folder ``EACH`` of it, as some servers want it."""
-    write(folder, factors, *how)
+    write(folder, factors, *settings)
     if any(matrix_of(target) in _PARAMETERS for target in factors):
-        write(folder / EACH, factors, *how, each_expert=True)
+        write(folder / EACH, factors, *settings, each_expert=True)
 
 
 def write(
@@ -177,12 +171,9 @@ def write(
     plain = [target for target in adapted if target not in _PARAMETERS]
     many = [target for target in adapted if target in _PARAMETERS]
     pieces = {n: [x.rpartition(".")[2] for x in _NAMES[n].pieces] for n in many if each_expert}
-    parameters = [_PARAMETERS[target] for target in many]
-    parameters = [spelling.get(name, name) for name in parameters]
-    there = [
-        name for target, name in names.items() if next(iter(layers_with(target)), None) is not None
-    ]
-    ends = [name.rpartition(".")[2] for name in there]
+    parameters = [spelling.get(_PARAMETERS[target], _PARAMETERS[target]) for target in many]
+    of_base = (x for x in names if next(iter(layers_with(x)), None) is not None)
+    ends = [names[target].rpartition(".")[2] for target in of_base]
     modules: Any = [_end(names[target], ends) for target in plain]
     if pieces:
         modules, parameters = [*modules, *itertools.chain(*pieces.values())], []
@@ -267,12 +258,15 @@ def read(folder: Path) -> Adapter:
     """
     config, file = folder / CONFIG, folder / WEIGHTS
     try:
-        settings = _Settings.model_validate(read_settings(config))
+        settings = _Settings.model_validate(values := read_settings(config))
     except ValidationError as error:
         wrong = error.errors()[0]
         raise BadInput(
             f"{config}: {wrong['loc'][0]} {wrong['input']!r:.80} is not supported: {wrong['msg']}"
         ) from error
+    for name in _REFUSED:
+        if values.get(name):
+            raise BadInput(f"{config}: {name} {values[name]!r:.80} is not supported; remove it")
     rank = settings.r
     pairs: dict[tuple[str, int], dict[str, np.ndarray]] = {}
     for target, layer, letter, tensor in _tensors(folder, rank):

@@ -238,13 +238,17 @@ def test_the_byte_tokenizer_travels_with_the_built_in_model(tmp_path):
     assert theirs.decode(ours.encode("7 é漢 ") + [257]) == "7 é漢 "
 
 
-def team_and_fresh(settings: Lora, **more):
-    team = small.team(2, **more)
-    fresh = lora.init(
-        jax.random.key(0), small.CONFIG, adapters=team.numbers[MAIN], rank=settings.rank,
-        targets=settings.targets,
-    )  # fmt: skip
-    return team, fresh
+def fresh_adapters(team, settings: Lora):
+    names = dict(adapters=team.numbers[MAIN], rank=settings.rank, targets=settings.targets)
+    return lora.init(jax.random.key(0), small.CONFIG, **names)
+
+
+def team_and_fresh(settings: Lora):
+    return (team := small.team(2)), fresh_adapters(team, settings)
+
+
+QV_OF_8 = small.CONFIG, ("q", "v"), 8
+"""Model, targets and rank of a pair of adapters."""
 
 
 def products(adapters, n, scale):
@@ -281,8 +285,7 @@ def test_another_alpha_and_a_lower_rank_are_converted_exactly(rslora, tmp_path):
 
 def write_pair(folder):
     for i, name in enumerate(("planner", "solver")):
-        factors = random_factors(small.CONFIG, ("q", "v"), rank=8, seed=i)
-        peft.write(folder / name, factors, 16.0, "base")
+        peft.write(folder / name, random_factors(*QV_OF_8, i), 16.0, "base")
 
 
 def test_a_whole_team_loads_from_a_folder_and_is_written_back_bit_for_bit(tmp_path):
@@ -291,8 +294,8 @@ def test_a_whole_team_loads_from_a_folder_and_is_written_back_bit_for_bit(tmp_pa
     team, fresh = team_and_fresh(settings)
     loaded = initial_adapters(team, settings, {MAIN: fresh})[MAIN]
     for n, name in enumerate(team.adapter_names[MAIN]):
-        own = jax.tree.map(lambda x, n=n: np.asarray(x[n]), loaded)
-        peft.write(tmp_path / "again" / name, own, settings.alpha, "base")
+        factors = jax.tree.map(lambda x, n=n: np.asarray(x[n]), loaded)
+        peft.write(tmp_path / "again" / name, factors, settings.alpha, "base")
         for file in (peft.CONFIG, peft.WEIGHTS):
             again = (tmp_path / "again" / name / file).read_bytes()
             assert again == (tmp_path / "team" / name / file).read_bytes()
@@ -313,23 +316,15 @@ def test_shipped_teams_take_the_first_releases_checkpoints(name, tmp_path):
     blueprint = load_team(str(TEAMS / f"{name}.yaml"))
     for i, profile in enumerate(blueprint.agents):
         inner = (profile.name,) if i % 2 else ()
-        factors = random_factors(small.CONFIG, ("q", "v"), rank=8, seed=i)
+        factors = random_factors(*QV_OF_8, i)
         peft.write(tmp_path.joinpath(profile.name, *inner), factors, 16.0, "base")
     settings = Lora(init=str(tmp_path), targets=small.QV)
     team = small.team_of(blueprint)
-    fresh = lora.init(
-        jax.random.key(0),
-        small.CONFIG,
-        adapters=team.numbers[MAIN],
-        rank=8,
-        targets=settings.targets,
-    )
+    fresh = fresh_adapters(team, settings)
     loaded = initial_adapters(team, settings, {MAIN: fresh})[MAIN]
     assert FIRST_ROLES[name] <= set(team.names)
     for n in range(len(team.names)):
-        np.testing.assert_array_equal(
-            loaded["q"]["a"][n], random_factors(small.CONFIG, ("q", "v"), 8, n)["q"]["a"]
-        )
+        np.testing.assert_array_equal(loaded["q"]["a"][n], random_factors(*QV_OF_8, n)["q"]["a"])
 
 
 TEAMS = Path(__file__).parents[2] / "configs" / "teams"
@@ -339,7 +334,7 @@ FIRST_ROLES = {
 }
 
 
-@pytest.mark.parametrize("start", [True, False, "gaussian", "eva", "orthogonal", "mica"])
+@pytest.mark.parametrize("start", [True, False, "gaussian", "eva"])
 def test_adapters_that_leave_the_base_as_it_is_load(start, tmp_path):
     write_pair(tmp_path)
     edited(init_lora_weights=start)(tmp_path / "solver")
@@ -349,13 +344,11 @@ def test_adapters_that_leave_the_base_as_it_is_load(start, tmp_path):
 @pytest.mark.parametrize(
     "before",
     [
-        "base_model.model.model.layers", "model.layers", "base_model.model.layers", "layers",
-        "base_model.model.language_model.model.layers", "language_model.model.layers",
-        "base_model.model.model.language_model.layers", "base_model.model.language_model.layers",
-        "base_model.model._orig_mod.model.layers", "base_model.model.base_model.model.model.layers",
+        "base_model.model.model.layers", "layers", "base_model.model.language_model.model.layers",
+        "base_model.model.model.language_model.layers", "base_model.model._orig_mod.model.layers",
     ],
 )  # fmt: skip
-@pytest.mark.parametrize("name", ["", ".default", ".solver", ".agent-1"])
+@pytest.mark.parametrize("name", ["", ".default", ".agent-1"])
 def test_names_of_every_class_and_version_load(before, name, tmp_path):
     write_pair(tmp_path)
     expected, file = peft.read(tmp_path / "solver"), tmp_path / "solver" / peft.WEIGHTS
@@ -364,9 +357,8 @@ def test_names_of_every_class_and_version_load(before, name, tmp_path):
         for key, x in load_file(file).items()
     }
     save_file(tensors, file)
-    found = peft.read(tmp_path / "solver")
-    assert found.matrices.keys() == expected.matrices.keys()
-    jax.tree.map(np.testing.assert_array_equal, found.matrices, dict(expected.matrices))
+    read = peft.read(tmp_path / "solver").matrices
+    jax.tree.map(np.testing.assert_array_equal, dict(read), dict(expected.matrices))
 
 
 def edited(**settings):
@@ -396,7 +388,7 @@ WRONG = {
     "a target that is not adapted": (with_tensor(f"{LAYER}0.mlp.up_proj.lora_A.weight"), "up_proj"),
     **{
         f"a changed base: {start}": (edited(init_lora_weights=start), "a base that it has changed")
-        for start in ("pissa", "pissa_niter_16", "olora", "corda", "loftq", "lora_ga")
+        for start in ("pissa_niter_16", "olora", "loftq")
     },
     **{
         f"not only factors: {key}": (edited(**{key: value}), key)
@@ -411,10 +403,8 @@ WRONG = {
     **{
         f"of images: {name}": (with_tensor(f"base_model.model.{name}.lora_A.weight"), "is no LoRA")
         for name in (
-            "vision_tower.vision_model.encoder.layers.0.self_attn.q_proj",
             "model.vision_tower.vision_model.encoder.layers.0.self_attn.q_proj",
-            "model.visual.blocks.0.attn.proj", "visual.blocks.0.mlp.gate_proj",
-            "model.multi_modal_projector.linear_1", "model.audio_tower.layers.0.self_attn.q_proj",
+            "visual.blocks.0.mlp.gate_proj", "model.audio_tower.layers.0.self_attn.q_proj",
         )
     },
     "another module": (with_tensor("base_model.model.model.embed.lora_A.weight"), "embed"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import re
 
@@ -15,10 +14,6 @@ import pytest
 import small
 from flax import nnx
 
-from marft_jax.learning import batch as batch_lib
-from marft_jax.learning.algorithms import find_algorithm
-from marft_jax.learning.learner import Learner
-from marft_jax.learning.settings import Grpo, resolve
 from marft_jax.models import decoder, lora
 from marft_jax.models.ops import attention as attention_lib
 from marft_jax.models.ops import (
@@ -39,8 +34,6 @@ from marft_jax.models.ops.remat import Remat, rematerialised
 from marft_jax.models.weights.load import abstract_decoder
 from marft_jax.parallel import compilation
 from marft_jax.parallel import mesh as mesh_lib
-from marft_jax.settings import config as config_lib
-from marft_jax.types import MAIN
 
 
 def draw(seed: int, *shape: int):
@@ -120,20 +113,13 @@ def assert_alike(got, expected, dtype=jnp.float32):
     ],
 )
 def test_attention_in_pieces_is_attention(t, dtype, window):
-    window, slides = WINDOWS[window]
     q, kv = draw(0, 2, 4, t, 8), KV(draw(1, 2, 2, 8, t), draw(2, 2, 2, t, 8))
     q, kv = jax.tree.map(lambda x: x.astype(dtype), (q, kv))
-    until_BT = tree(t)
-    weight = draw(4, 2, 4, t, 8)
-
-    def loss(attend):
-        def run(q, kv):
-            out = attend(until_BT, positions_of(until_BT), window)(q, kv, slides)
-            return jnp.sum(out * weight)
-
-        return jax.jit(jax.value_and_grad(run, argnums=(0, 1)))(q, kv)
-
-    assert_alike(loss(causal_attention_in_pieces), loss(causal_attention), dtype)
+    ours, theirs = (
+        loss_and_gradients(form, small.one_device(), q, kv, tree(t), window)
+        for form in (causal_attention_in_pieces, causal_attention)
+    )
+    assert_alike(ours, theirs, dtype)
 
 
 def test_attention_in_pieces_keeps_what_its_backward_pass_reads():
@@ -171,16 +157,11 @@ def test_the_gate_has_the_gradient_of_its_formula(activation, formula):
     bounds.close(ours, expected)
 
 
-@pytest.mark.parametrize(
-    "platform, expected",
-    [
-        ("cpu", causal_attention_in_pieces),
-        ("tpu", attention_by_rule),
-    ],
-)
-def test_each_platform_has_its_attention(platform, expected):
-    assert attention_on(platform, 4, 2, 8, "bfloat16") is expected
-    assert attention_on(platform, 4, 2, 8, "bfloat16", plain=False) is attention_by_rule
+def test_each_platform_has_its_attention():
+    shape = 4, 2, 8, "bfloat16"
+    assert attention_on("cpu", *shape) is causal_attention_in_pieces
+    for platform, plain in (("tpu", True), ("tpu", False), ("cpu", False)):
+        assert attention_on(platform, *shape, plain=plain) is attention_by_rule
 
 
 def attention_in_xla(q, k, v, bias):
@@ -203,14 +184,8 @@ def without_kernels(monkeypatch):
 
     monkeypatch.setattr(cudnn, "_forward", per_device.of_places(forward))
     monkeypatch.setattr(cudnn, "_backward", per_device.of_places(backward))
-    return monkeypatch
-
-
-@pytest.fixture
-def as_on_a_gpu(without_kernels):
-    without_kernels.setattr(jax, "default_backend", lambda: "gpu")
     cudnn.works.cache_clear()
-    yield without_kernels
+    yield monkeypatch
     cudnn.works.cache_clear()
 
 
@@ -220,27 +195,26 @@ def as_on_a_gpu(without_kernels):
      (True, 128, "float32", False), (True, 256, "bfloat16", False), (True, 100, "bfloat16", False)],
 )  # fmt: skip
 def test_for_a_gpu_that_is_not_there_the_kernel_is_taken_where_it_is_made_for_it(
-    installed, width, dtype, taken, monkeypatch, caplog
+    installed, width, dtype, taken, without_kernels, caplog
 ):
-    monkeypatch.setattr(cudnn.util, "find_spec", lambda name: installed)
-    cudnn.works.cache_clear()
-    found = attention_on("gpu", 4, 2, width, dtype)
-    assert found is (cudnn.cudnn_attention if taken else causal_attention)
+    without_kernels.setattr(cudnn.util, "find_spec", lambda name: installed)
+    chosen = attention_on("gpu", 4, 2, width, dtype)
+    assert chosen is (cudnn.cudnn_attention if taken else causal_attention)
     assert ("it is not installed" in caplog.text) == (not installed)
-    cudnn.works.cache_clear()
 
 
 @pytest.mark.slow
-def test_on_a_gpu_the_kernel_is_taken_if_it_works(as_on_a_gpu, caplog):
+def test_on_a_gpu_the_kernel_is_taken_if_it_works(without_kernels, caplog):
     def chosen(*heads):
         return attention_on("gpu", *heads, "bfloat16")
 
+    without_kernels.setattr(jax, "default_backend", lambda: "gpu")
     assert chosen(4, 2, 8) is cudnn.cudnn_attention and not caplog.records
-    as_on_a_gpu.setattr(cudnn, "_forward", per_device.of_places(cudnn._attend))
+    without_kernels.setattr(cudnn, "_forward", per_device.of_places(cudnn._attend))
     with caplog.at_level("INFO", "marft_jax"):
         assert chosen(4, 2, 16) is causal_attention
     assert "attention without cuDNN: " in caplog.text
-    as_on_a_gpu.setattr(cudnn, "_on_one_device", lambda q, k, v, bias: q)
+    without_kernels.setattr(cudnn, "_on_one_device", lambda q, k, v, bias: q)
     assert chosen(4, 2, 24) is causal_attention
     assert "it computes something else" in caplog.text
 
@@ -308,60 +282,6 @@ def loss_and_gradients(attend, where, q, kv, until_BT, window="full"):
     loss = functools.partial(loss, slides=slides) if known else loss
     run = jax.value_and_grad(mesh_lib.with_mesh(where, loss), argnums=(0, 1), has_aux=True)
     return jax.jit(run)(q, kv, *([] if known else [slides]))
-
-
-def updated(where, attention):
-    """The adapters' Adam state after an update of 16 rows of 128 tokens."""
-    rng, turns = np.random.default_rng(0), []
-    for i in range(16):
-        prompt, action = (rng.integers(0, 256, n) for n in (rng.integers(112, 120), 6))
-        turns.append(small.turn(i % 2, prompt, action))
-    episodes = [small.episode(i, [turn], [rng.normal()]) for i, turn in enumerate(turns)]
-    algo = Grpo(episodes=16, group_size=2, epochs=1, minibatches=1)
-    config = small.config(
-        lora=config_lib.Lora(rank=small.RANK, alpha=small.ALPHA, targets=small.QV),
-        algo=dataclasses.replace(algo, microbatch_tokens=1024, kl_coef=0.1),
-    )
-    algorithm, team = find_algorithm("grpo"), small.team()
-    rewards = small.paid(episodes)
-    batch = batch_lib.build(
-        episodes, rewards, team.owners, config.algo, algorithm.level, shards=4
-    )  # fmt: skip
-    assert small.rows_of(batch).tokens.ids_BT.shape == (2, 8, 128)
-    base = small.base_on(where, 1)
-    how = dict(attention=attention, remat="products")
-    base = base._replace(graphdef=abstract_decoder(base.config, jnp.float32, **how)[0])
-    learner = Learner(
-        resolve(config, {MAIN: (config.model.base, base.config)}),
-        {MAIN: base},
-        team,
-        algorithm,
-        where,
-    )
-    adapters = jax.device_put(small.adapters(layers=1), mesh_lib.replicated(where))
-    state, _, metrics = learner.learn(learner.init().with_adapters({MAIN: adapters}), batch, 0)
-    return jax.device_get((state.policies[MAIN].adapters_opt, metrics))
-
-
-def assert_same_update(got, expected):
-    (moments, metrics), (others, told) = got, expected
-    bounds.close(moments, others, 2 * bounds.update(layers=1, tokens=128))  # squares twice
-    bounds.close(metrics, told, bounds.backward(layers=1, tokens=128), bounds.LOGITS)
-
-
-@pytest.mark.slow
-def test_an_update_through_cudnn_is_that_through_einsums(without_kernels):
-    seen, compute = set(), jax.nn.dot_product_attention
-
-    def noted(q_BTHC, *others, **how):
-        seen.add(q_BTHC.shape)
-        return compute(q_BTHC, *others, **how)
-
-    alone = updated(small.one_device(), causal_attention)
-    without_kernels.setattr(jax.nn, "dot_product_attention", noted)
-    many = updated(small.mesh_of(2, 2, 2), cudnn.cudnn_attention)
-    assert seen == {(2, 128, 2, 8)}  # rows and heads of one place
-    assert_same_update(many, alone)
 
 
 @pytest.mark.parametrize("t, pieces", [(100, 1), (300, 3)])

@@ -23,10 +23,6 @@ from marft_jax.extras.export import huggingface
 from marft_jax.extras.planning import cost
 from marft_jax.interop import peft
 from marft_jax.interop.initial import initial_adapters
-from marft_jax.learning import batch as batch_lib
-from marft_jax.learning.algorithms import find_algorithm
-from marft_jax.learning.learner import Learner
-from marft_jax.learning.settings import SETTINGS, resolve
 from marft_jax.models import config_json, decoder, lora
 from marft_jax.models.decoder_config import DecoderConfig
 from marft_jax.models.names import paths_by_name
@@ -373,15 +369,6 @@ def test_a_peft_folder_of_experts_is_read_as_it_was_written(tmp_path):
     fresh = lora.init(jax.random.key(1), MIXED, adapters=[0], rank=RANK, targets=TARGETS)
     loaded = initial_adapters(team, settings, {MAIN: fresh}, models={MAIN: MIXED})[MAIN]
     bounds.close(loaded, tree)
-    of_run = {  # as a run's checkpoint has it: layers are counted among those with the matrix
-        (target, i): (np.asarray(ab["a"][0, i]), np.asarray(ab["b"][0, i]))
-        for target, ab in tree.items()
-        for i in range(ab["a"].shape[1])
-    }
-    saved = {small.team(1).folder_of(MAIN, 0): peft.Adapter(of_run, RANK, ALPHA / RANK)}
-    settings = dataclasses.replace(settings, init="a run")
-    loaded = initial_adapters(small.team(1), settings, {MAIN: fresh}, saved, {MAIN: MIXED})[MAIN]
-    bounds.close(loaded, tree)
 
 
 @pytest.mark.slow
@@ -419,8 +406,7 @@ def gradients(config: DecoderConfig, mesh: tuple[int, int, int]) -> lora.Adapter
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("config", [pytest.param(MIXED, marks=pytest.mark.release), SPARSE])
-def test_rollout_and_update_route_the_same_tokens_alike(config):
+def test_rollout_and_update_route_the_same_tokens_alike(config=SPARSE):
     """Log-probs of the engine are those of whole rows, whoever else is in the batch."""
     config, graphdef, params = base(config)
     engine = small.Engine(
@@ -515,43 +501,6 @@ def test_only_layers_that_repeat_are_stacked():
     assert load.decoder_on("tpu", SPARSE, Model())[0].stacked
     with pytest.raises(BadInput, match="--model.layers stacked: .*layers differ"):
         load.decoder_on("cpu", MIXED, Model(layers="stacked"))
-
-
-@pytest.mark.slow
-def test_an_update_of_experts_is_that_of_one_device():
-    """Metrics, and gradients in Adam's moments."""
-    (one, told), (many, seen) = learned((1, 1, 1)), learned((2, 2, 2))
-    bounds.close(seen, told, bounds.backward(SPARSE), bounds.LOGITS)
-    moments = [state.policies[MAIN].adapters_opt for state in (many, one)]
-    bounds.close(*moments, 2 * bounds.update(SPARSE))  # squares have it twice
-
-
-def learned(shape: tuple[int, int, int]):
-    """(state, metrics) of one optimiser step of GRPO on adapters of attention and experts."""
-    where, team = small.mesh_of(*shape), small.team()
-    config = small.config(
-        lora=small.config_lib.Lora(rank=RANK, alpha=ALPHA, targets=TARGETS),
-        algo=SETTINGS["grpo"](
-            episodes=8, group_size=2, epochs=1, minibatches=1, microbatch_tokens=256
-        ),
-    )
-    episodes = small.random_episodes(8, group=2)
-    algorithm = find_algorithm("grpo")
-    batch = batch_lib.build(
-        episodes, small.paid(episodes), team.owners, config.algo, algorithm.level,
-        shards=8,  # the same rows on every mesh
-    )  # fmt: skip
-    bases = {MAIN: small.base_on(where, 2, config=SPARSE)}
-    learner = Learner(
-        resolve(config, {MAIN: (config.model.base, SPARSE)}), bases, team, algorithm, where
-    )
-    tree = lora.init(
-        jax.random.key(0), bases[MAIN].config, adapters=[0, 1], rank=RANK, targets=TARGETS
-    )
-    tree = jax.tree.map(lambda x: x + 0.05, tree)
-    tree = jax.device_put(tree, small.mesh.replicated(where))
-    state, _, metrics = learner.learn(learner.init().with_adapters({MAIN: tree}), batch, 0)
-    return jax.device_get(state), jax.device_get(metrics)
 
 
 def test_an_adapter_is_written_for_each_expert_under_the_names_of_the_checkpoint(tmp_path):

@@ -101,7 +101,7 @@ def test_the_contents_decide_the_digest(directory, tmp_path_factory):
     assert base(other).digest != base(directory).digest
 
 
-def test_of_a_model_of_text_and_images_the_text_is_read(directory):
+def test_of_a_model_of_text_and_images_the_text_is_read(directory, caplog):
     text = SETTINGS | {"architectures": None, "sliding_window": 8}
     settings = {"model_type": "gemma3", "text_config": text}
     (directory / "config.json").write_text(json.dumps(settings))
@@ -110,7 +110,10 @@ def test_of_a_model_of_text_and_images_the_text_is_read(directory):
     images = {"vision_tower.embeddings.weight": np.ones(3), "multi_modal_projector.w": np.ones(3)}
     written = {names[name]: x for name, x in stored.items()} | images
     save_file(written, directory / "model.safetensors")
-    decoder = nnx.merge(base(directory).graphdef, base(directory).params)
+    with caplog.at_level("INFO", "marft_jax"):
+        model = base(directory)
+    assert "left out 2 tensors for images or audio" in caplog.text
+    decoder = nnx.merge(model.graphdef, model.params)
     query = stored["model.layers.1.self_attn.q_proj.weight"]
     np.testing.assert_array_equal(decoder.layers[1].mixer.q.kernel[...], query)
     norms = decoder.layers[0]
@@ -121,19 +124,6 @@ def test_of_a_model_of_text_and_images_the_text_is_read(directory):
     ):
         expected = stored[f"model.layers.0.{theirs}_layernorm.weight"]
         np.testing.assert_array_equal(ours.scale[...], expected)
-
-
-def test_of_mistral_3_the_text_is_read_and_what_is_left_out_is_counted(directory, caplog):
-    text = SETTINGS | {"architectures": None, "model_type": "ministral3", "head_dim": 8}
-    settings = {"architectures": ["Mistral3ForConditionalGeneration"], "text_config": text}
-    (directory / "config.json").write_text(json.dumps(settings))
-    stored = tensors_of(text | {"architectures": ["LlamaForCausalLM"]})
-    written = {f"language_model.{name}": x for name, x in stored.items()}
-    images = {"vision_tower.patch.weight": np.ones(3), "multi_modal_projector.w": np.ones(3)}
-    save_file(written | images, directory / "model.safetensors")
-    with caplog.at_level("INFO", "marft_jax"):
-        base(directory)
-    assert "left out 2 tensors for images or audio" in caplog.text
 
 
 def test_bfloat16_files_need_no_torch(directory):
@@ -285,7 +275,7 @@ def test_weights_of_another_program_beside_a_whole_model_are_not_read(directory,
     assert base(directory).config.n_layers == 2
 
 
-@pytest.mark.parametrize("lost", [[0], [2], [0, 1], [1, 2]])
+@pytest.mark.parametrize("lost", [[0], [1, 2]])
 def test_a_set_of_parts_that_lacks_some_is_refused(directory, lost):
     (directory / "model.safetensors").unlink()
     for i, (name, tensors) in enumerate(parts(tensors_of(SETTINGS), _SET).items()):
@@ -300,16 +290,10 @@ def test_a_set_of_parts_that_lacks_some_is_refused(directory, lost):
     ("above", "own"), [(True, False), (False, True), (True, True), (False, False), (None, True),
                        (None, False), (True, None), (False, None)]
 )  # fmt: skip
-@pytest.mark.parametrize("kind", ["mistral3", "qwen3_5", "gemma3"])
-def test_two_places_say_whether_embeddings_are_tied(directory, kind, above, own, head):
+def test_two_places_say_whether_embeddings_are_tied(directory, above, own, head):
     """Where they differ, the weights decide."""
-    name, text = {
-        "mistral3": ("Mistral3ForConditionalGeneration", dict(model_type="mistral")),
-        "qwen3_5": ("Qwen3_5ForConditionalGeneration", dict(
-            model_type="qwen3_5_text", layer_types=["linear_attention", "full_attention"])),
-        "gemma3": ("Gemma3ForConditionalGeneration", dict(sliding_window=8)),
-    }[kind]  # fmt: skip
-    text = SETTINGS | {"architectures": None, "head_dim": 8} | text
+    name = "Mistral3ForConditionalGeneration"
+    text = SETTINGS | {"architectures": None, "head_dim": 8, "model_type": "mistral"}
     stored = tensors_of({"architectures": [name], "text_config": text})  # tied
     if head == "own head":
         stored["lm_head.weight"] = stored["model.embed_tokens.weight"] + 1
@@ -329,80 +313,55 @@ def test_two_places_say_whether_embeddings_are_tied(directory, kind, above, own,
             base(directory)
 
 
-def spoil_missing(d):
-    tensors = tensors_of(SETTINGS)
-    del tensors["model.layers.1.mlp.up_proj.weight"]
-    save_file(tensors, d / "model.safetensors")
+UP = "model.layers.0.mlp.up_proj"
+NORM, BIAS = "model.norm.weight", "model.layers.0.self_attn.q_proj.bias"
+IN_8_BITS = np.ones((24, 16), ml_dtypes.float8_e4m3fn)
+GONE = json.dumps({"weight_map": {NORM: "gone.safetensors"}})
+ROWS_90 = SETTINGS | {"vocab_size": 90}
 
 
-def spoil_shape(d):
-    tensors = tensors_of(SETTINGS)
-    tensors["model.norm.weight"] = np.ones(17, np.float32)
-    save_file(tensors, d / "model.safetensors")
+def holding(tensors: dict[str, np.ndarray], lacks: str = ""):
+    """The file with these tensors beside its own, or without a tensor."""
+
+    def spoil(folder):
+        whole = {name: x for name, x in tensors_of(SETTINGS).items() if name != lacks}
+        save_file(whole | tensors, folder / "model.safetensors")
+
+    return spoil
 
 
-def spoil_extra(d):
-    tensors = tensors_of(SETTINGS)
-    tensors["model.layers.0.self_attn.q_proj.bias"] = np.ones(16, np.float32)
-    save_file(tensors, d / "model.safetensors")
+def saying(name: str, text: str):
+    return lambda folder: (folder / name).write_text(text)
 
 
-def spoil_type(d):
-    tensors = tensors_of(SETTINGS)
-    tensors["model.norm.weight"] = np.ones(16, np.int8)
-    save_file(tensors, d / "model.safetensors")
+def with_90_rows(folder):
+    (folder / "config.json").write_text(json.dumps(ROWS_90))
+    save_file(tensors_of(ROWS_90), folder / "model.safetensors")
 
 
-def spoil_scales(d):
-    """Of blocks of 8 x 8."""
-    whole = tensors_of(SETTINGS)
-    name = "model.layers.0.mlp.up_proj.weight"
-    whole[name] = whole[name].astype(ml_dtypes.float8_e4m3fn)
-    whole[f"{name}_scale_inv"] = np.ones((3, 2), np.float32)
-    save_file(whole, d / "model.safetensors")
-
-
-def spoil_length(d):
-    file = d / "model.safetensors"
+def cut_short(folder):
+    file = folder / "model.safetensors"
     file.write_bytes(file.read_bytes()[:-100])
-
-
-def spoil_header(d):
-    (d / "model.safetensors").write_bytes(b"\xff" * 500)
-
-
-def spoil_index(d):
-    index = {"weight_map": {"model.norm.weight": "gone.safetensors"}}
-    (d / "model.safetensors.index.json").write_text(json.dumps(index))
-
-
-def spoil_vocabulary(d):
-    small = dict(SETTINGS, vocab_size=90)
-    (d / "config.json").write_text(json.dumps(small))
-    save_file(tensors_of(small), d / "model.safetensors")
-
-
-def pytorch_only(d):
-    (d / "model.safetensors").rename(d / "pytorch_model.bin")
 
 
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
-        (spoil_missing, "1 tensors are missing: model.layers.1.mlp.up_proj.weight"),
-        (spoil_shape, r"'model.norm.weight': expected shape \(16,\), got \(17,\)"),
-        (spoil_extra, "unexpected or repeated tensor 'model.layers.0.self_attn.q_proj.bias'"),
-        (spoil_type, "'model.norm.weight': expected one of F32, F16, BF16, got I8"),
-        (spoil_scales, r"up_proj.weight': .* got F8_E4M3 with scales of shape \(3, 2\)"),
-        (spoil_length, "not a readable safetensors file"),
-        (spoil_header, "not a readable safetensors file"),
-        (spoil_index, "index.json names gone.safetensors, which is missing"),
-        (spoil_vocabulary, "expected tokens below 90, the rows of the model's embedding, got"),
-        (pytorch_only, "found none; convert others with transformers'"),
+        (holding({}, lacks=f"{UP}.weight"), f"1 tensors are missing: {UP}.weight"),
+        (holding({NORM: np.ones(17)}), rf"'{NORM}': expected shape \(16,\), got \(17,\)"),
+        (holding({BIAS: np.ones(16)}), f"unexpected or repeated tensor '{BIAS}'"),
+        (holding({NORM: np.ones(16, np.int8)}), f"'{NORM}': expected one of F32.*, got I8"),
+        (holding({f"{UP}.weight": IN_8_BITS, f"{UP}.weight_scale_inv": np.ones((3, 2))}),
+         r"up_proj.weight': .* got F8_E4M3 with scales of shape \(3, 2\)"),
+        (cut_short, "not a readable safetensors file"),
+        (saying("model.safetensors", "x" * 500), "not a readable safetensors file"),
+        (saying("model.safetensors.index.json", GONE), "names gone.safetensors, which is missing"),
+        (with_90_rows, "expected tokens below 90, the rows of the model's embedding, got"),
+        (lambda d: (d / "model.safetensors").rename(d / "a.bin"), "found none; convert others"),
         (lambda d: (d / "config.json").unlink(), "expected a config.json"),
-        (lambda d: (d / "config.json").write_text("{"), "not a readable JSON file"),
+        (saying("config.json", "{"), "not a readable JSON file"),
     ],
-)
+)  # fmt: skip
 def test_damaged_directories_are_one_clear_line(directory, spoil, message):
     spoil(directory)
     with pytest.raises(BadInput, match=message) as caught:
@@ -416,21 +375,18 @@ TEXTS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("name", [*TEXTS, "all of them"])
-def test_a_byte_order_mark_before_a_text_of_a_model_changes_nothing(directory, name):
+def test_a_byte_order_mark_before_the_texts_of_a_model_changes_nothing(directory):
     index = {"weight_map": dict.fromkeys(tensors_of(SETTINGS), "model.safetensors")}
     (directory / "model.safetensors.index.json").write_text(json.dumps(index))
     (directory / "generation_config.json").write_text('{"eos_token_id": 5}')
     (directory / "special_tokens_map.json").write_text('{"eos_token": "</s>"}')
     plain, talk = base(directory), [{"role": "user", "content": "3+5"}]
-    for file in TEXTS if name == "all of them" else [name]:
-        path = directory / file
+    for path in (directory / file for file in TEXTS):
         path.write_bytes("\ufeff".encode() + path.read_bytes())
     marked = base(directory)
     assert marked.tokenizer.chat(talk) == plain.tokenizer.chat(talk)
     assert marked.tokenizer.eos_ids == plain.tokenizer.eos_ids and 5 in marked.tokenizer.eos_ids
     chex.assert_trees_all_equal(marked.params, plain.params)
-    assert base(directory).source == plain.source
 
 
 @pytest.mark.parametrize("name", TEXTS[:4])
@@ -457,7 +413,7 @@ def beside(directory, rows: int, **special):
     return base(directory)
 
 
-@pytest.mark.parametrize("rows", [99, 100, 101, 102, 103, 104, 300])
+@pytest.mark.parametrize("rows", [99, 101, 104])
 def test_a_token_without_a_row_is_refused_where_a_text_spells_it(directory, rows):
     """JAX would read another row in silence. All other texts are as they are."""
     own = beside(directory, rows, eos_token="</s>", pad_token="<pad>").tokenizer
@@ -480,7 +436,6 @@ def test_a_turn_that_ends_with_a_token_without_a_row_is_refused_at_once(director
         beside(directory, 100, eos_token=end)
 
 
-UP = "model.layers.0.mlp.up_proj"
 PAIRS, HALVES = np.ones((24, 2), np.uint32), np.ones((24, 2), np.float16)
 PACKED = {
     "GPTQ": dict(qweight=PAIRS, qzeros=PAIRS, scales=HALVES),
@@ -492,8 +447,11 @@ PACKED = {
 }
 
 
-@pytest.mark.parametrize("kind", PACKED)
-@pytest.mark.parametrize("key", ["quantization_config", "compression_config", "quantization", None])
+@pytest.mark.parametrize(
+    ("kind", "key"),
+    [*((kind, None) for kind in PACKED),
+     *(("GPTQ", f"{x}") for x in ("quantization_config", "compression_config", "quantization"))],
+)  # fmt: skip
 def test_weights_that_other_programs_packed_are_refused_as_such(directory, kind, key):
     """Whether ``config.json`` says so, by any of three names, or the types of tensors show it."""
     stored = tensors_of(SETTINGS)

@@ -20,7 +20,6 @@ import pytest
 import small
 from safetensors.numpy import load_file, save_file
 
-from marft_jax import export, train
 from marft_jax import policy as verbs
 from marft_jax.extras.export import huggingface
 from marft_jax.interop import peft
@@ -241,12 +240,6 @@ def test_chunks_stay_exact_where_all_keys_are_alike():
 @pytest.mark.parametrize(
     ("name", "spans", "owner_of_each"),
     [
-        pytest.param(
-            "gemma4",
-            [[(0, 5)], [(5, 75)], [(75, 77)], [(77, 90)]],
-            [0, 1, 2, 0],
-            marks=pytest.mark.release,
-        ),
         ("mixed", [[(0, 5)], [(5, 75)], [(75, 77)], [(77, 90)]], [0, 1, 2, 0]),
         ("mixed", [[(0, 75)], [(0, 64), (128, 140)], [(140, 150)]], [0, 0, 1]),
     ],
@@ -337,10 +330,7 @@ def test_the_engine_samples_from_what_the_update_computes(name, stacked, lengths
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "stacked"),
-    [("mixed", True), ("qwen3_5", False), pytest.param("mixed", False, marks=pytest.mark.release)],
-)
+@pytest.mark.parametrize(("name", "stacked"), [("mixed", True), ("qwen3_5", False)])
 def test_prompts_start_from_the_state_that_another_left(name, stacked):
     """From the beginning of its prompt's last chunk, and from its end; never from between."""
     engine_on(name, stacked).load({MAIN: adapters(name)}, 0)
@@ -389,30 +379,6 @@ def test_exports_compute_what_we_compute(name, tmp_path):
         with torch.no_grad():
             found = theirs.eval()(torch.tensor(tokens)).logits.numpy()
         bounds.close(found, ours, bounds.forward(CONFIGS[name]))
-
-
-@pytest.mark.release
-def test_exported_adapters_on_experts_have_tensors_of_each_expert_too(tmp_path):
-    """A team on routed experts, trained for a step."""
-    model = published("experts", tmp_path / "source")
-    huggingface.write_model(tmp_path / "base", model, {}, 1.0, {})
-    run, out = str(tmp_path / "run"), tmp_path / "out"
-    flags = ["--run.dir", run, "--run.steps", "1", "--algo.episodes", "8"]
-    flags += ["--model.base", str(tmp_path / "base"), "--team.max_new_tokens", "4"]
-    with pytest.raises(SystemExit) as trained:
-        train.main([*flags, "--lora.targets", "q", "experts", "--run.loggers", "none"])
-    with pytest.raises(SystemExit) as exported:
-        export.main(["--run", run, "--out", str(out)])
-    assert not trained.value.code and not exported.value.code
-    for agent in ("planner", "solver"):
-        written = peft.read(out / agent).matrices
-        each = load_file(out / agent / "each_expert" / "adapter_model.safetensors")
-        for (stack, layer), (a, b) in written.items():
-            if stack != "experts_down":
-                continue
-            at = f"base_model.model.model.layers.{layer}.mlp.experts.3.down_proj.lora_{{}}.weight"
-            np.testing.assert_array_equal(each[at.format("A")], a[3].T)
-            np.testing.assert_array_equal(each[at.format("B")], b[3].T)
 
 
 @pytest.mark.parametrize("name", SETTINGS)

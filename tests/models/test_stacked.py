@@ -14,10 +14,7 @@ import small
 from marft_jax.models import decoder, lora
 from marft_jax.models.ops.remat import Remat
 from marft_jax.models.weights.load import abstract_decoder, reader, shapes_of
-from marft_jax.sampling.protocol import Completion, Request
-from marft_jax.types import Sampling
 
-MESHES = [(1, 1, 1), (2, 2, 2)]
 LAYERS = 3
 
 
@@ -46,40 +43,11 @@ def forward(stacked: bool, mesh: tuple[int, int, int], remat: Remat = "none"):
     return hidden, layers, grads
 
 
-@pytest.mark.parametrize("mesh", MESHES, ids=str)
+@pytest.mark.parametrize("mesh", [(1, 1, 1), (2, 2, 2)], ids=str)
 @pytest.mark.parametrize("remat", ["none", "products", "block"])
 def test_hidden_states_cache_and_gradients_are_those_of_unrolled_layers(mesh, remat):
     expected = forward(False, (1, 1, 1), remat)
     bounds.close(forward(True, mesh, remat), expected, bounds.backward(layers=LAYERS))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("mesh", MESHES, ids=str)
-def test_sampled_text_is_that_of_unrolled_layers(mesh):
-    """Also where the prefix of a prompt is copied from another row."""
-    stacked, unrolled = said(True, mesh), said(False, (1, 1, 1))
-    for ours, theirs in zip(stacked, unrolled, strict=True):
-        assert ours.ids.tolist() == theirs.ids.tolist()
-        np.testing.assert_allclose(
-            ours.logprobs, theirs.logprobs, atol=bounds.logprobs(layers=LAYERS)
-        )
-
-
-@functools.cache
-def said(stacked: bool, mesh: tuple[int, int, int]) -> list[Completion]:
-    rng = np.random.default_rng(3)
-    common = rng.integers(0, 256, 70)
-    own = [rng.integers(0, 256, 20) for _ in range(12)]
-    prompts = [np.concatenate([common, x]) if i % 2 else x for i, x in enumerate(own)]
-    requests = [
-        Request(prompt.astype(np.int32), i % 3, Sampling(8), (0, i, 0))
-        for i, prompt in enumerate(prompts)
-    ]
-    where = small.mesh_of(*mesh)
-    engine = small.engine(where, slots=8, context=128, layers=LAYERS, stacked=stacked)
-    done = small.answers(engine, requests)
-    assert small.copied(engine) or mesh != (1, 1, 1)
-    return done
 
 
 def test_every_tensor_finds_its_layer():

@@ -129,21 +129,12 @@ def test_a_turn_ends_with_the_templates_own_token(model, tmp_path):
     assert set(inner.convert_ids_to_tokens(tok.eos_ids)) == {eos, end, *configured}
 
 
-def test_padding_falls_back_to_the_end_token():
-    tok = Tokenizer(fast(TURNS, eos_token="</s>"))
-    assert tok.pad_id == tok.eos_ids[0]
-
-
-def test_nothing_is_added_around_encoded_text():
+def test_a_chat_is_the_rendered_template_and_nothing_is_added_around_encoded_text():
     tok = Tokenizer(fast(TURNS, eos_token="</s>", bos_token="<s>"))
+    rendered = "<s>system:plan<end><s>user:3+5=?<end><s>assistant:"
+    assert tok.chat([SYSTEM, USER]) == tok.encode(rendered)
     assert tok.decode(tok.encode("a b")) == "a b" and len(tok.encode("a b")) == 3
-
-
-def test_a_chat_is_the_rendered_template():
-    tok = Tokenizer(fast(TURNS, eos_token="</s>"))
-    assert tok.chat([SYSTEM, USER]) == tok.encode(
-        "<s>system:plan<end><s>user:3+5=?<end><s>assistant:"
-    )
+    assert tok.pad_id == tok.eos_ids[0]  # padding falls back to the end token
 
 
 @pytest.mark.parametrize("template", [ALTERNATING, SILENT])
@@ -209,11 +200,8 @@ def test_a_conversation_continued_piece_by_piece_is_the_rendered_one(template):
 
 def test_a_reply_after_a_user_does_not_close_an_action():
     tok = Tokenizer(fast(TURNS.replace("'<end>'", "'<end>\\n'"), eos_token="<end>"))
-    after, first = (
-        tok.reply([{"role": "user", "content": "b"}]),
-        tok.reply([{"role": "user", "content": "b"}], after_action=False),
-    )
-    assert after == [*tok.encode("\n"), *first]
+    said = [{"role": "user", "content": "b"}]
+    assert tok.reply(said) == [*tok.encode("\n"), *tok.reply(said, after_action=False)]
 
 
 def test_a_template_that_rewrites_what_was_said_cannot_be_continued():
@@ -225,18 +213,6 @@ def test_a_template_that_rewrites_what_was_said_cannot_be_continued():
         tok.reply([{"role": "user", "content": "b"}])
 
 
-def test_thinking_is_the_templates_own_mode():
-    tok = Tokenizer(fast(THINKS, eos_token="</s>"))
-    tok.think(False)
-    quiet = tok.chat([USER])
-    tok.think(True)
-    assert tok.chat([USER]) != quiet
-    for other in (ByteTokenizer(), Tokenizer(fast(TURNS, eos_token="</s>"))):
-        other.think(False)
-        with pytest.raises(BadInput, match="--model.thinking"):
-            other.think(True)
-
-
 LEVELS = TURNS + (
     "{% if not enable_thinking %}quick{% elif reasoning_effort not in ('low', 'xhigh') %}"
     "{{ raise_exception('no such effort') }}{% else %}{{ reasoning_effort }}{% endif %}"
@@ -246,7 +222,7 @@ DEEP = TURNS + "{% if thinking %}deep{% endif %}{{ messages[0].thinking }}"  # a
 
 
 @pytest.mark.parametrize(
-    ("template", "how", "shown"),
+    ("template", "mode", "shown"),
     [
         (LEVELS, False, "quick"),
         (LEVELS, "low", "low"),
@@ -258,15 +234,19 @@ DEEP = TURNS + "{% if thinking %}deep{% endif %}{{ messages[0].thinking }}"  # a
         (OFTEN, "high", "Reasoning: high"),
         (DEEP, True, "deep"),
         (DEEP, False, ""),
+        (THINKS, False, "no thinking"),
+        (THINKS, True, ""),
+        (TURNS, False, ""),
+        (TURNS, True, None),
     ],
 )
-def test_thinking_may_have_levels_of_effort(template, how, shown):
+def test_thinking_is_the_templates_mode_and_may_have_levels_of_effort(template, mode, shown):
     tok = Tokenizer(fast(template, eos_token="</s>"))
     if shown is None:
-        with pytest.raises(BadInput, match=f"--model.thinking {how}: the chat template of"):
-            tok.think(how)
+        with pytest.raises(BadInput, match=f"--model.thinking {mode}: the chat template of"):
+            tok.think(mode)
     else:
-        tok.think(how)
+        tok.think(mode)
         assert tok.decode(tok.chat([USER])).endswith("assistant:" + shown)
 
 
@@ -353,16 +333,8 @@ def test_a_sentencepiece_directory_brings_its_template_and_added_tokens(tmp_path
 def test_scores_of_a_gguf_vocabulary_order_the_merges(tmp_path):
     theirs = train(tmp_path, "bpe")
     ids = range(theirs.vocab_size())
-    kinds = [
-        vocabulary.UNKNOWN
-        if theirs.is_unknown(i)
-        else vocabulary.CONTROL
-        if theirs.is_control(i)
-        else vocabulary.BYTE
-        if theirs.is_byte(i)
-        else vocabulary.NORMAL
-        for i in ids
-    ]
+    kinds = [vocabulary.BYTE if theirs.is_byte(i) else vocabulary.NORMAL for i in ids]
+    kinds[:3] = [vocabulary.UNKNOWN, vocabulary.CONTROL, vocabulary.CONTROL]
     metadata = {
         "tokenizer.ggml.model": "llama",
         "tokenizer.ggml.tokens": [theirs.id_to_piece(i) for i in ids],

@@ -135,15 +135,7 @@ def asked(n: int, shared: int = 0) -> list[Request]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "stacked, config",
-    [
-        pytest.param(False, CONFIG, id="unrolled"),
-        pytest.param(True, RULES, id="stacked-rules"),
-        pytest.param(True, CONFIG, id="stacked", marks=pytest.mark.release),
-        pytest.param(False, RULES, id="unrolled-rules", marks=pytest.mark.release),
-    ],
-)
+@pytest.mark.parametrize("stacked, config", [(False, CONFIG), (True, RULES)], ids=["", "stacked"])
 def test_logprobs_of_the_engine_are_those_of_a_full_forward_pass(stacked, config):
     engine, requests = small.engine(layers=LAYERS, stacked=stacked, config=config), asked(6)
     done = small.answers(engine, requests)
