@@ -57,6 +57,9 @@ class Rope(NamedTuple):
     query_scale: Array | None = None
 
 
+_SCALINGS = "linear", "llama3", "yarn", "longrope", "proportional"
+
+
 def rope_tables(
     channels: int, theta: float, scaling: RopeScaling | None, positions_BT: Array
 ) -> Rope:
@@ -208,65 +211,57 @@ def rope_scaling(
     original = config.get("original_max_position_embeddings")
     original = original or rope.get("original_max_position_embeddings") or long
     try:
-        return _SCALINGS[kind](rope, original, long)
+        return _scaling(kind, rope, original, long)
     except (KeyError, TypeError, ValueError, ArithmeticError) as error:
         raise BadInput(f"{source}: rope scaling {kind!r} lacks a usable {error}") from error
 
 
-def _linear(rope: Mapping[str, Any], original: Any, long: Any) -> RopeScaling:
-    return RopeScaling("linear", float(rope["factor"]))
+def _scaling(kind: str, rope: Mapping[str, Any], original: Any, long: Any) -> RopeScaling:
+    """Reads a scaling of this kind.
+
+    Args:
+        original, long: the longest contexts before and after stretching.
+    """
+    match kind:
+        case "linear":
+            return RopeScaling("linear", float(rope["factor"]))
+        case "llama3":
+            low, high = float(rope["low_freq_factor"]), float(rope["high_freq_factor"])
+            return RopeScaling("llama3", float(rope["factor"]), low, high, int(original))
+        case "proportional":
+            share = float(rope["partial_rotary_factor"])
+            return RopeScaling("proportional", float(rope.get("factor") or 1), share=share)
+        case "yarn":
+            return _yarn(rope, int(original))
+    # longrope: of positions up to ``original`` alone, which have divisors of their own
+    factor, magnitude = float(rope.get("factor") or long / original), rope.get("attention_factor")
+    if magnitude is None:
+        magnitude = math.sqrt(1 + math.log(max(factor, 1)) / math.log(original))
+    return RopeScaling(
+        "longrope",
+        factor,
+        original_max_position=int(original),
+        magnitude=float(magnitude),
+        divisors=tuple(float(x) for x in rope["short_factor"]),
+    )
 
 
-def _llama3(rope: Mapping[str, Any], original: Any, long: Any) -> RopeScaling:
-    low, high = float(rope["low_freq_factor"]), float(rope["high_freq_factor"])
-    return RopeScaling("llama3", float(rope["factor"]), low, high, int(original))
-
-
-def _yarn(rope: Mapping[str, Any], original: Any, long: Any) -> RopeScaling:
+def _yarn(rope: Mapping[str, Any], original: int) -> RopeScaling:
     factor, magnitude = float(rope["factor"]), rope.get("attention_factor")
 
     def grown(by: float) -> float:
         return 1 + 0.1 * by * math.log(factor) if factor > 1 else 1.0
 
     if magnitude is None:
-        one, other = (float(rope.get(name) or 0) for name in ("mscale", "mscale_all_dim"))
-        magnitude = grown(one) / grown(other) if one and other else grown(1)
+        scale, of_all = (float(rope.get(name) or 0) for name in ("mscale", "mscale_all_dim"))
+        magnitude = grown(scale) / grown(of_all) if scale and of_all else grown(1)
     return RopeScaling(
         "yarn",
         factor,
         float(rope.get("beta_slow") or 1),
         float(rope.get("beta_fast") or 32),
-        int(original),
+        original,
         float(magnitude),
         bool(rope.get("truncate", True)),
         float(rope.get("llama_4_scaling_beta") or 0),
     )
-
-
-def _longrope(rope: Mapping[str, Any], original: Any, long: Any) -> RopeScaling:
-    """Of positions up to ``original`` alone, which have divisors of their own."""
-    factor, magnitude = float(rope.get("factor") or long / original), rope.get("attention_factor")
-    if magnitude is None:
-        magnitude = math.sqrt(1 + math.log(max(factor, 1)) / math.log(original))
-    divisors = tuple(float(x) for x in rope["short_factor"])
-    return RopeScaling(
-        "longrope",
-        factor,
-        original_max_position=int(original),
-        magnitude=float(magnitude),
-        divisors=divisors,
-    )
-
-
-def _proportional(rope: Mapping[str, Any], original: Any, long: Any) -> RopeScaling:
-    share = float(rope["partial_rotary_factor"])
-    return RopeScaling("proportional", float(rope.get("factor") or 1), share=share)
-
-
-_SCALINGS = {
-    "linear": _linear,
-    "llama3": _llama3,
-    "yarn": _yarn,
-    "longrope": _longrope,
-    "proportional": _proportional,
-}

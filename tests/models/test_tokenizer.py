@@ -176,7 +176,7 @@ def test_gemmas_template_puts_the_systems_text_into_the_first_users_turn():
     tok = Tokenizer(fast(GEMMA, bos_token="<pad>", eos_token="</s>"))
     ids = tok.chat([SYSTEM, USER])
     assert tok.decode(ids, special=True) == "<pad><s>user\nplan\n\n3+5=?<end>\n<s>model\n"
-    assert tok._tokenizer.convert_ids_to_tokens(tok.end_id) == "<end>"
+    assert tok.backend.convert_ids_to_tokens(tok.end_id) == "<end>"
 
 
 INST = (  # no token opens a message, the end token follows a space
@@ -192,9 +192,9 @@ def test_a_conversation_continued_piece_by_piece_is_the_rendered_one(template):
     before, generation = tok.opening([USER])
     assert before + generation == tok.chat([USER])
     again = {"role": "user", "content": "now you"}
-    whole = tok._tokenizer.decode(tok.chat([USER, ASSISTANT, again]))
+    whole = tok.backend.decode(tok.chat([USER, ASSISTANT, again]))
     action = [*tok.encode("8"), tok.end_id]
-    pieced = tok._tokenizer.decode([*before, *generation, *action, *tok.reply([again])])
+    pieced = tok.backend.decode([*before, *generation, *action, *tok.reply([again])])
     assert pieced.replace(" ", "") == whole.replace(" ", "")
 
 

@@ -59,6 +59,7 @@ class Tokenizer:
         source: where it came from, for messages.
 
     Attributes:
+        backend: the tokenizer of transformers.
         tokens: the ids that have a token; the model's embedding may have more rows.
         vocab_size: ids are below this.
         eos_ids: tokens that end an action.
@@ -75,7 +76,7 @@ class Tokenizer:
     """
 
     def __init__(self, tokenizer: Any, eos_ids: Iterable[int] = (), source: str = "tokenizer"):
-        self._tokenizer, self._source, self._rows = tokenizer, source, sys.maxsize
+        self.backend, self._source, self._rows = tokenizer, source, sys.maxsize
         self._template_settings: dict[str, Any] = {}
         self.date(int(time.time()))
         if not tokenizer.chat_template:
@@ -118,14 +119,9 @@ class Tokenizer:
         pad = tokenizer.pad_token_id
         self.pad_id: int = self.eos_ids[0] if pad is None else pad
 
-    @property
-    def backend(self) -> Any:
-        """The tokenizer of transformers."""
-        return self._tokenizer
-
     def encode(self, text: str, *, special: bool = False) -> list[int]:
         """Ids of ``text``, without tokens before or after it unless they are asked for."""
-        ids = list(self._tokenizer.encode(text, add_special_tokens=special))
+        ids = list(self.backend.encode(text, add_special_tokens=special))
         self._check(ids)
         return ids
 
@@ -133,7 +129,7 @@ class Tokenizer:
         if (worst := max(ids, default=0)) >= self._rows:
             raise BadInput(
                 f"{self._source}: expected tokens below {self._rows}, the rows of the model's "
-                f"embedding, got {worst} ({self._tokenizer.convert_ids_to_tokens(worst)!r:.40}); "
+                f"embedding, got {worst} ({self.backend.convert_ids_to_tokens(worst)!r:.40}); "
                 "take it out of the text, or use the tokenizer that belongs to these weights"
             )
 
@@ -166,7 +162,7 @@ class Tokenizer:
         return thinking.OPENS * before.endswith(thinking.OPENING) + self.decode(ids)
 
     def _plain(self, ids: Sequence[int], *, special: bool = False) -> str:
-        return self._tokenizer.decode(
+        return self.backend.decode(
             [*ids], skip_special_tokens=not special, clean_up_tokenization_spaces=False
         )
 
@@ -194,7 +190,7 @@ class Tokenizer:
 
     def extends(self, other: Tokenizer, rows: int) -> bool:
         """True where every token of another tokenizer has the same id here, below ``rows``."""
-        same = other._tokenizer.get_vocab().items() <= self._tokenizer.get_vocab().items()
+        same = other.backend.get_vocab().items() <= self.backend.get_vocab().items()
         return same and other.vocab_size <= rows
 
     def gaps(self, rows: int) -> tuple[tuple[int, int], ...]:
@@ -217,8 +213,8 @@ class Tokenizer:
         """
         call = _call(name, key, arguments)
         parameters = {"type": "object", "properties": {}}
-        tool = {"type": "function", "function": {"name": name, "description": name}}
-        tool["function"]["parameters"] = parameters
+        function = {"name": name, "description": name, "parameters": parameters}
+        tool = {"type": "function", "function": function}
         talk = [_message("user", "a"), {**_message("assistant", ""), "tool_calls": [call]}]
         answer = {**_message("tool", _PROBE), "name": name, "tool_call_id": call["id"]}
         try:
@@ -291,7 +287,7 @@ class Tokenizer:
         decided = self._template_settings.items()
         settings = [f"{{%- set {name} = {json.dumps(value)} -%}}" for name, value in decided]
         folds = [_FOLDING] if self._fold_system else []
-        return "".join([*settings, *folds, self._tokenizer.get_chat_template()])
+        return "".join([*settings, *folds, self.backend.get_chat_template()])
 
     def think(self, mode: bool | str) -> None:
         """Turns thinking before the answer on or off.
@@ -321,14 +317,14 @@ class Tokenizer:
         from jinja2 import meta
         from transformers.utils import chat_template_utils
 
-        source = self._tokenizer.get_chat_template()
+        source = self.backend.get_chat_template()
         environment = chat_template_utils._compile_jinja_template(source).environment
         return meta.find_undeclared_variables(environment.parse(source))
 
     @property
     def shows_date(self) -> bool:
         """True for a template that writes the date into prompts."""
-        return "strftime_now" in str(self._tokenizer.chat_template)
+        return "strftime_now" in str(self.backend.chat_template)
 
     def date(self, started: int) -> None:
         """Sets the moment whose date (UTC) a template shows: that of a run's start, because a
@@ -337,12 +333,12 @@ class Tokenizer:
 
     def save(self, folder: Path) -> None:
         """Writes the files from which transformers makes the same tokenizer."""
-        self._tokenizer.save_pretrained(folder)
+        self.backend.save_pretrained(folder)
 
     def _render(self, messages: Sequence[Message], prompt: bool = True, tools: Tools = ()) -> str:
         plain = [thinking.for_template(message, self.marks) for message in messages]
         self._set_clock(tools)
-        return self._tokenizer.apply_chat_template(
+        return self.backend.apply_chat_template(
             _fold_system(plain) if self._fold_system else plain,
             add_generation_prompt=prompt,
             tokenize=False,
@@ -355,7 +351,7 @@ class Tokenizer:
         hold no functions."""
         from transformers.utils import chat_template_utils
 
-        used = self._tokenizer.get_chat_template(tools=list(tools) or None)
+        used = self.backend.get_chat_template(tools=list(tools) or None)
         if "strftime_now" not in used:
             return
         moment = datetime.datetime.fromtimestamp(self.started, datetime.UTC)
@@ -373,7 +369,7 @@ class Tokenizer:
         """Special token right after an assistant's message."""
         text = self._render([_message("user", "a"), _message("assistant", _PROBE)], prompt=False)
         after = self.encode(text.rpartition(_PROBE)[2].strip())[:1]
-        special = {*self._tokenizer.all_special_ids, *self._tokenizer.added_tokens_decoder}
+        special = {*self.backend.all_special_ids, *self.backend.added_tokens_decoder}
         return after[0] if after and after[0] in special - self.marks.keys() else None
 
 
@@ -419,7 +415,7 @@ def _without_marks(directory: Path) -> Iterator[Path]:
     """Yields the folder, or a copy whose texts begin without a byte order mark: transformers takes
     it for a fault, and that of a template for text."""
     texts = [file for file in directory.iterdir() if file.suffix in (".json", ".jinja", ".txt")]
-    marked = [file for file in texts if file.is_file() and _begins_with_mark(file)]
+    marked = [x for x in texts if x.is_file() and x.read_bytes().startswith(codecs.BOM_UTF8)]
     if not marked:
         yield directory
         return
@@ -431,11 +427,6 @@ def _without_marks(directory: Path) -> Iterator[Path]:
             else:
                 copied.symlink_to(file.absolute())
         yield Path(copy)
-
-
-def _begins_with_mark(file: Path) -> bool:
-    with file.open("rb") as stream:
-        return stream.read(len(codecs.BOM_UTF8)) == codecs.BOM_UTF8
 
 
 def _without_its_code(directory: Path) -> Any:
