@@ -314,7 +314,7 @@ def sampled(name: str, stacked: bool, prompts: Sequence[np.ndarray], first: int 
 @pytest.mark.parametrize(
     "name, stacked, lengths",
     [
-        ("mixed", True, (65, 90, 1, 2, 66, 30)),
+        ("mixed", False, (65, 90, 1, 2, 66, 30)),
         ("gemma4", False, (20, 33)),
         ("gemma4_readers", True, (20, 33)),
     ],
