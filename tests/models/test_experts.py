@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import small
+from logits import logits_of, random_adapters
 from safetensors.numpy import load_file, save_file
 
 from marft_jax.errors import BadInput
@@ -91,35 +92,13 @@ def published(folder: Path) -> small.BaseModel:
 
 @functools.cache
 def adapters(config: DecoderConfig, n: int = 3) -> lora.Adapters:
-    """Adapters whose B is not zero."""
-    fresh = lora.init(jax.random.key(0), config, adapters=range(n), rank=RANK, targets=TARGETS)
-    rng = np.random.default_rng(2)
-    return {
-        name: {"a": ab["a"], "b": jnp.asarray(0.4 * rng.normal(size=ab["b"].shape), jnp.float32)}
-        for name, ab in fresh.items()
-    }
+    return random_adapters(config, TARGETS, n, RANK, 0.4)
 
 
-def logits(model: Any, tokens=TOKENS, tree=None, owners=None) -> np.ndarray:
-    """Logits of whole rows, with the adapters of these owners if any.
-
-    Args:
-        model: as ``base`` returns it, or its config.
-    """
+def logits(model: Any, tree=None, owners=None) -> np.ndarray:
+    """Logits of ``TOKENS``; the model as ``base`` returns it, or its config."""
     _, graphdef, params = base(model) if isinstance(model, DecoderConfig) else model
-
-    @jax.jit
-    def run(params, tokens, tree, owners):
-        positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
-        fused = mask = None
-        if tree is not None:
-            fused = lora.fuse(tree, lora.scale_of(tree, ALPHA), jnp.float32)
-            mask = lora.owner_mask(owners, fused)
-        until = jnp.full_like(positions, tokens.shape[1] - 1)
-        hidden, _ = decoder.forward(graphdef, params, tokens, positions, until, fused, mask)
-        return decoder.project(graphdef, params, hidden)
-
-    return np.asarray(run(params, jnp.asarray(tokens), tree, owners))
+    return logits_of(graphdef, params, TOKENS, tree, ALPHA, owners)
 
 
 def silu(x):
@@ -320,7 +299,7 @@ def test_mxfp4_is_read_as_the_values_that_it_stands_for(tmp_path):
 def test_adapters_on_experts_are_their_products_added_to_each_expert(tmp_path):
     """The merged model, a peft folder read again, and all owners at once agree."""
     tree, owners = adapters(MIXED), jnp.asarray([[0], [2]]) + 0 * TOKENS
-    together = logits(MIXED, TOKENS, tree, owners)
+    together = logits(MIXED, tree, owners)
     model = published(tmp_path)
     for row, owner in enumerate((0, 2)):
         factors = jax.tree.map(lambda x, n=owner: np.asarray(x[n]), tree)

@@ -9,16 +9,16 @@ from pathlib import Path
 
 import bounds
 import gguf
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from logits import logits_of
 from safetensors.numpy import save_file
 
 from marft_jax.errors import BadInput
 from marft_jax.extras.gguf import config as gguf_config
 from marft_jax.extras.gguf import tensors as gguf_files
-from marft_jax.models import config_json, decoder, families
+from marft_jax.models import config_json, families
 from marft_jax.models.names import paths_by_name
 from marft_jax.models.rope import RopeScaling
 from marft_jax.models.weights import load, safetensors
@@ -223,15 +223,7 @@ def our_logits(config, tensors, tokens: np.ndarray) -> np.ndarray:
     graphdef, abstract = load.abstract_decoder(config, jnp.float32)
     stream = tensors(load.shapes_of(abstract))
     base = load.fill(abstract, stream, lambda _, a: jnp.asarray(a, jnp.float32))
-    positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
-    until = jnp.full_like(positions, tokens.shape[1] - 1)
-
-    @jax.jit
-    def logits(base, tokens):
-        hidden, _ = decoder.forward(graphdef, base, tokens, positions, until)
-        return decoder.project(graphdef, base, hidden)
-
-    return np.asarray(logits(base, jnp.asarray(tokens)))
+    return logits_of(graphdef, base, tokens)
 
 
 def some_tokens() -> np.ndarray:

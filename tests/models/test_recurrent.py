@@ -18,6 +18,7 @@ import numpy as np
 import on_data
 import pytest
 import small
+from logits import logits_of, random_adapters
 from safetensors.numpy import load_file, save_file
 
 from marft_jax import policy as verbs
@@ -100,13 +101,7 @@ def published(name: str, folder: Path) -> small.BaseModel:
 @functools.cache
 def adapters(name: str, n: int = 3) -> lora.Adapters:
     """Adapters of every matrix of the mixers, whose B is not zero."""
-    targets, config = TARGETS[name], CONFIGS[name]
-    fresh = lora.init(jax.random.key(0), config, adapters=range(n), rank=3, targets=targets)
-    rng = np.random.default_rng(2)
-    return {
-        matrix: {"a": ab["a"], "b": jnp.asarray(0.3 * rng.normal(size=ab["b"].shape), jnp.float32)}
-        for matrix, ab in fresh.items()
-    }
+    return random_adapters(CONFIGS[name], TARGETS[name], n, 3, 0.3)
 
 
 @functools.cache
@@ -357,10 +352,8 @@ def test_exports_compute_what_we_compute(name, tmp_path):
     huggingface.write_model(tmp_path / "merged", model, factors, small.ALPHA / 3, {})
     merged = load_base(Model(base=str(tmp_path / "merged")), lambda _, x: jnp.asarray(x))
     assert merged.config == CONFIGS[name]
-    positions = jnp.broadcast_to(jnp.arange(20), tokens.shape)
-    hidden, _ = decoder.forward(merged.graphdef, merged.params, tokens, positions, ends)
-    found = decoder.project(merged.graphdef, merged.params, hidden)
-    bounds.close(found, ours, bounds.forward(CONFIGS[name]))
+    of_merged = logits_of(merged.graphdef, merged.params, tokens)
+    bounds.close(of_merged, ours, bounds.forward(CONFIGS[name]))
     peft.write(
         tmp_path / "agent", factors, small.ALPHA, "base", "model", model.config.layers_with,
         dict(model.config.spelling),
