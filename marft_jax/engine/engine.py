@@ -118,7 +118,7 @@ class Engine:
         self._versions[owner] = version
         self._schedule.forget_owner(owner)
 
-    def settle(self) -> None:
+    def verify_adapters(self) -> None:
         """Its own adapters sample."""
 
     def release(self) -> None:

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from marft_jax.learning.cells import SAME, Cells
 from marft_jax.learning.chain import Chain
+from marft_jax.learning.group_stats import SAME, Cells
 
 
 def gae(

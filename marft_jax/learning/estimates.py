@@ -16,8 +16,8 @@ import numpy as np
 from marft_jax.learning.advantages import returns_to_go, reward_sizes
 from marft_jax.learning.algorithms import Algorithm, normalized_advantages
 from marft_jax.learning.batch import Batch
-from marft_jax.learning.cells import SAME
 from marft_jax.learning.chain import Chain
+from marft_jax.learning.group_stats import SAME
 from marft_jax.learning.moving import label_means, roles
 from marft_jax.learning.normalizers import earns_differ
 from marft_jax.learning.settings import Clipped, Distill, Reinforce, TokenLevel

@@ -17,15 +17,15 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from marft_jax.learning import reported
+from marft_jax.learning import step_metrics
 from marft_jax.learning.algorithms import Algorithm
 from marft_jax.learning.batch import Batch, OfBase, build
 from marft_jax.learning.estimates import Estimates, estimate
 from marft_jax.learning.minibatches import order
 from marft_jax.learning.objectives import critic_of, objective_of
-from marft_jax.learning.reported import Stepped
 from marft_jax.learning.settings import LearnerSettings
 from marft_jax.learning.state import TrainState, fresh_state
+from marft_jax.learning.step_metrics import Stepped
 from marft_jax.learning.teaching import Teaching, pack_taught, teacher_advantage
 from marft_jax.models import lora
 from marft_jax.models.decoder_config import DecoderConfig
@@ -312,7 +312,7 @@ def compiled(
     adapters = team.numbers, team.learning_bases
     return (
         compiling(compiling.everywhere, fresh_state, settings, configs, *adapters, agents),
-        compiling(compiling.everywhere, reported.report, objective, owners),
+        compiling(compiling.everywhere, step_metrics.report, objective, owners),
     )
 
 

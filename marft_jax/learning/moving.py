@@ -9,8 +9,8 @@ from __future__ import annotations
 import numpy as np
 
 from marft_jax.learning.advantages import reward_sizes
-from marft_jax.learning.cells import Cells, sums_of
 from marft_jax.learning.chain import Chain
+from marft_jax.learning.group_stats import Cells, sums_of
 
 ROLES = 8
 """Roles of an agent: its first, second, ... turn of an episode, and all turns from the eighth."""

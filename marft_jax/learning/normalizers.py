@@ -19,8 +19,8 @@ from marft_jax.learning.advantages import (
     samples_of_task,
     turns_of_place,
 )
-from marft_jax.learning.cells import Cells
 from marft_jax.learning.chain import Chain
+from marft_jax.learning.group_stats import Cells
 from marft_jax.plugins import load_function, shown
 
 Normalizer = Callable[[np.ndarray, Chain, bool], np.ndarray]

@@ -9,8 +9,8 @@ from __future__ import annotations
 import numpy as np
 
 from marft_jax.learning.advantages import reward_sizes
-from marft_jax.learning.cells import Cells
 from marft_jax.learning.chain import Chain
+from marft_jax.learning.group_stats import Cells
 from marft_jax.learning.layers import turn_sums
 
 

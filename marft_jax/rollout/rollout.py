@@ -100,7 +100,7 @@ class Rollout:
         )
         self._check(played, bool(failures) and failures[0][1].is_bad_input, step)
         if self.sampler is not None:
-            self.sampler.settle()
+            self.sampler.verify_adapters()
         return played
 
     async def _play(self, sample: Sample, step: int, calls: Calls) -> Episode | Failure:

@@ -1,7 +1,7 @@
 """The protocol between who plays episodes and who samples actions."""
 
 from marft_jax.sampling.bases import SamplerOfBases
-from marft_jax.sampling.batcher import Batcher, Share
+from marft_jax.sampling.batcher import Batcher, SamplerHandle
 from marft_jax.sampling.protocol import Capabilities, Completion, Request, Sampler, version_of
 
 __all__ = [
@@ -11,6 +11,6 @@ __all__ = [
     "Request",
     "Sampler",
     "SamplerOfBases",
-    "Share",
+    "SamplerHandle",
     "version_of",
 ]

@@ -83,9 +83,9 @@ class SamplerOfBases:
             for own, completion in sampler.step()
         ]
 
-    def settle(self) -> None:
+    def verify_adapters(self) -> None:
         for sampler in self._each:
-            sampler.settle()
+            sampler.verify_adapters()
 
     def release(self) -> None:
         for sampler in self._each:

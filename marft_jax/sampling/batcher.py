@@ -19,7 +19,7 @@ Watch = Callable[[np.ndarray], None]
 """Is given the ids that a request has so far, in the sampler's thread."""
 
 
-class _Asked(NamedTuple):
+class _PendingRequest(NamedTuple):
     request: Request
     future: Future[Completion]
     watch: Watch | None
@@ -57,8 +57,8 @@ class Batcher(OwnThread):
     def __init__(self, sampler: Sampler) -> None:
         super().__init__("sampler")
         self.sampler = sampler
-        self._incoming: deque[_Asked] = deque()
-        self._asked: dict[int, _Asked] = {}
+        self._incoming: deque[_PendingRequest] = deque()
+        self._pending: dict[int, _PendingRequest] = {}
         self._between: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
         self._next: tuple[AdaptersOfBases, str, list[Future[None]]] | None = None
         self._failure: BaseException | None = None
@@ -69,7 +69,7 @@ class Batcher(OwnThread):
 
     @property
     def unanswered(self) -> int:
-        return len(self._incoming) + len(self._asked)
+        return len(self._incoming) + len(self._pending)
 
     def submit(self, request: Request, watch: Watch | None = None) -> Future[Completion]:
         """Queues a request; raises ``BadInput`` if the sampler cannot serve it."""
@@ -77,7 +77,7 @@ class Batcher(OwnThread):
         future: Future[Completion] = Future()
         with self._changed:
             self._check()
-            self._incoming.append(_Asked(request, future, watch))
+            self._incoming.append(_PendingRequest(request, future, watch))
             self._changed.notify()
         return future
 
@@ -92,7 +92,7 @@ class Batcher(OwnThread):
             self._changed.notify()
         return future
 
-    def between(self, call: Callable[[], _T]) -> Future[_T]:
+    def run_between_steps(self, call: Callable[[], _T]) -> Future[_T]:
         """Runs a call in the sampler's thread, after requests that were cancelled are dropped and
         before it is handed the next ones."""
         future: Future[_T] = Future()
@@ -121,14 +121,14 @@ class Batcher(OwnThread):
 
     def _fail(self, error: BaseException) -> None:
         """Fails all that is waited for."""
-        for ticket in self._asked:
+        for ticket in self._pending:
             if isinstance(error, RunFailed):
                 self.sampler.cancel(ticket)
         with self._changed:
-            left = [own.future for own in (*self._asked.values(), *self._incoming)]
+            left = [own.future for own in (*self._pending.values(), *self._incoming)]
             left += [future for _, future in self._between]
             left += self._next[2] if self._next else []
-            self._asked, self._next, self._between = {}, None, deque()
+            self._pending, self._next, self._between = {}, None, deque()
             self._incoming.clear()
         for future in left:
             if future.set_running_or_notify_cancel():
@@ -137,8 +137,8 @@ class Batcher(OwnThread):
     def _wait(self) -> bool:
         """Waits for work; false when there will be none."""
         with self._changed:
-            self._changed.wait_for(lambda: self._asked or self._to_do or self._closing)
-            return bool(self._asked or self._to_do)
+            self._changed.wait_for(lambda: self._pending or self._to_do or self._closing)
+            return bool(self._pending or self._to_do)
 
     @property
     def _to_do(self) -> bool:
@@ -149,9 +149,9 @@ class Batcher(OwnThread):
         that may count on it that cancelled requests are dropped."""
         with self._changed:  # what comes later waits for the calls that came before it
             calls, self._between, came = self._between, deque(), len(self._incoming)
-        for ticket in [t for t, asked in self._asked.items() if asked.future.cancelled()]:
+        for ticket in [t for t, asked in self._pending.items() if asked.future.cancelled()]:
             self.sampler.cancel(ticket)
-            self._asked.pop(ticket).future.set_running_or_notify_cancel()
+            self._pending.pop(ticket).future.set_running_or_notify_cancel()
         for call, future in calls:
             if future.set_running_or_notify_cancel():
                 try:
@@ -159,7 +159,7 @@ class Batcher(OwnThread):
                 except Exception as error:  # it is the caller's
                     future.set_exception(error)
         at_once = self.sampler.capabilities.loads_while_busy
-        if self._next is not None and (at_once or not self._asked):
+        if self._next is not None and (at_once or not self._pending):
             adapters, version, futures = loaded = self._next
             self.sampler.load(adapters, version)
             with self._changed:  # others may have come meanwhile
@@ -173,20 +173,20 @@ class Batcher(OwnThread):
             if asked.future.cancelled():
                 asked.future.set_running_or_notify_cancel()
             else:
-                self._asked[self.sampler.submit(asked.request)] = asked
+                self._pending[self.sampler.submit(asked.request)] = asked
 
     def _step(self) -> None:
         for ticket, completion in self.sampler.step():
-            asked = self._asked.pop(ticket)
+            asked = self._pending.pop(ticket)
             if asked.future.set_running_or_notify_cancel():
                 asked.future.set_result(completion)
         if self.sampler.capabilities.streams:
             for ticket, ids in self.sampler.partial.items():
-                if (watch := self._asked[ticket].watch) is not None:
+                if (watch := self._pending[ticket].watch) is not None:
                     watch(ids)
 
 
-class Share:
+class SamplerHandle:
     """A sampler for one play on a batcher: it answers the requests of this play alone.
 
     Attributes:
@@ -207,7 +207,7 @@ class Share:
         return bool(self._left)
 
     def load(self, adapters: AdaptersOfBases, version: str) -> None:
-        """Loads them for all shares of the batcher."""
+        """Loads them for all handles on the batcher."""
         self._batcher.load(adapters, version).result()
 
     def submit(self, request: Request) -> int:
@@ -236,7 +236,7 @@ class Share:
     def start(self) -> None:
         """The batcher's thread samples by itself."""
 
-    def settle(self) -> None:
+    def verify_adapters(self) -> None:
         """Others may still be sampling."""
 
     def release(self) -> None:

@@ -7,7 +7,7 @@ The player submits requests and calls ``step`` until all are answered:
     while sampler.busy:
         for ticket, completion in sampler.step():
             ...
-    sampler.settle()
+    sampler.verify_adapters()
     sampler.release()
 """
 
@@ -137,7 +137,7 @@ class Capabilities(NamedTuple):
 class Sampler(Protocol):
     """Answers requests. ``Engine`` is ours, for one base; ``SamplerOfBases`` puts several samplers
     together; scripts of tests are others. A class that extends this one needs no ``partial``,
-    ``start``, ``settle`` and ``stats``."""
+    ``start``, ``verify_adapters`` and ``stats``."""
 
     @property
     def capabilities(self) -> Capabilities: ...
@@ -178,7 +178,7 @@ class Sampler(Protocol):
         no request is unanswered."""
         ...
 
-    def settle(self) -> None:
+    def verify_adapters(self) -> None:
         """Shows that the adapters that it was given sampled what it returned since the last call.
         It is called after each play, before anybody learns; a sampler on our own devices has
         nothing to show.

@@ -15,7 +15,7 @@ from marft_jax.settings.config import Rollout, RolloutSettings
 
 NAMES = ("engine", *extras_of("sampler"))
 """The samplers that have a name: our engine, and those of extras."""
-_METHODS = ("load", "submit", "cancel", "step", "settle", "release", "busy", "capabilities")
+_METHODS = [name for name in vars(Sampler) if not name.startswith("_")]
 
 Matrices: TypeAlias = "Mapping[str, Mapping[str, np.ndarray]]"
 """LoRA matrices by name, ``{"q": {"a", "b"}, ...}``: with an axis for the adapters of a base in

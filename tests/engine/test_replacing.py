@@ -113,10 +113,12 @@ def test_a_call_between_requests_runs_where_the_sampler_runs_and_keeps_its_error
     engine = small.engine()
     with Batcher(engine) as batcher:
         old = batcher.submit(asks([1])[0]).result(300)
-        put = batcher.between(lambda: engine.replace(1, of(small.adapters(3, 1), 1), SCALE, "new"))
+        put = batcher.run_between_steps(
+            lambda: engine.replace(1, of(small.adapters(3, 1), 1), SCALE, "new")
+        )
         new = batcher.submit(asks([1])[0])
         assert put.result(300) is None and new.result(300).version == "new"
         assert not same(old, new.result())
-        wrong = batcher.between(lambda: 1 / 0)
+        wrong = batcher.run_between_steps(lambda: 1 / 0)
         assert isinstance(wrong.exception(300), ZeroDivisionError)
         assert batcher.submit(asks([0])[0]).result(300).reason

@@ -33,7 +33,7 @@ class Scripted:
     def start(self):
         pass
 
-    def settle(self):
+    def verify_adapters(self):
         pass
 
     def release(self):

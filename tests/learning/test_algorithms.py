@@ -24,7 +24,7 @@ from marft_jax.learning.algorithms import (
     find_algorithm,
     normalized_advantages,
 )
-from marft_jax.learning.cells import Cells
+from marft_jax.learning.group_stats import Cells
 from marft_jax.learning.moving import label_means
 from marft_jax.learning.normalizers import find_normalizer, normalize
 from marft_jax.learning.settings import SETTINGS, Appo, Reinforce, resolve, resolved, reuses_samples

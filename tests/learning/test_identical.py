@@ -17,10 +17,10 @@ from one_step import settings as config_of
 
 from marft_jax.learning import batch as batch_lib
 from marft_jax.learning.algorithms import find_algorithm, normalized_advantages
-from marft_jax.learning.cells import Cells
 from marft_jax.learning.chain import make_chain
 from marft_jax.learning.credit import groups_with_signal, make_credit
 from marft_jax.learning.estimates import estimate
+from marft_jax.learning.group_stats import Cells
 from marft_jax.learning.moving import label_means
 from marft_jax.learning.normalizers import normalize
 from marft_jax.learning.settings import SETTINGS

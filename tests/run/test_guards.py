@@ -22,8 +22,8 @@ from marft_jax.learning import batch as batch_lib
 from marft_jax.learning.algorithms import find_algorithm
 from marft_jax.learning.learner import Learner
 from marft_jax.learning.objectives import objective_of
-from marft_jax.learning.reported import Stepped, report
 from marft_jax.learning.settings import Appo, Grpo, resolve
+from marft_jax.learning.step_metrics import Stepped, report
 from marft_jax.policy.objective import measures
 from marft_jax.run import saving
 from marft_jax.run.checkpoints import Checkpoints

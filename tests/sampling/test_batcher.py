@@ -72,12 +72,12 @@ def test_a_request_that_comes_after_a_call_between_steps_is_handed_over_after_it
     seen = list[str]()
 
     def come():
-        asks.append(batcher.between(lambda: seen.append("call")))
+        asks.append(batcher.run_between_steps(lambda: seen.append("call")))
         asks.append(batcher.submit(asked()))
 
     asks = []
     with Batcher(Scripted(lambda request: seen.append("request") or "a")) as batcher:
-        batcher.between(come).result(60)
+        batcher.run_between_steps(come).result(60)
         for ask in asks:
             ask.result(60)
     assert seen == ["call", "request"]

@@ -23,7 +23,7 @@ from marft_jax.extras.gateway.history import (
 from marft_jax.extras.gateway.protocol import Call
 from marft_jax.models.tokenizers.tokenizer import Tokenizer
 from marft_jax.random_keys import Stream
-from marft_jax.sampling.batcher import Batcher, Share
+from marft_jax.sampling.batcher import Batcher, SamplerHandle
 from marft_jax.sampling.protocol import Completion, Request
 from marft_jax.sampling.stops import cut, text_of
 from marft_jax.team.prompts import Team
@@ -34,7 +34,7 @@ _UNGRADED = Grade(0.0, "not graded")
 _SEEDS = 1 << 62
 
 Watch = Callable[[int, np.ndarray, np.ndarray], None]
-MakePlayer = Callable[[Share, Team, Callable[[], object]], Player]
+MakePlayer = Callable[[SamplerHandle, Team, Callable[[], object]], Player]
 """Makes what plays a team in an environment, on a share of the sampler."""
 
 
@@ -128,7 +128,7 @@ class ServedTeam:
         *before, last = call.messages
         said = [f"{message['role']}: {message['content']}" for message in before]
         task = Task("\n".join([*said, last["content"]]), "")
-        share = Share(self._batcher)
+        share = SamplerHandle(self._batcher)
         player = self._plays(share, team, lambda: QuestionEnv(lambda _: task, lambda *_: _UNGRADED))
         samples = [Sample(seed, seed, member) for member in range(call.n)]
         loop = asyncio.get_running_loop()

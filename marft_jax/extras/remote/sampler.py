@@ -231,7 +231,7 @@ class HttpSampler(Sampler):
         least = min(there, key=lambda server: server.busy)
         return usual if usual.busy <= least.busy + _FEW else least
 
-    def settle(self) -> None:
+    def verify_adapters(self) -> None:
         """Proves which adapters sampled, see ``proof``."""
         sampled, self._sampled = self._sampled, defaultdict(list)
         faults = list[str]()

@@ -84,7 +84,7 @@ def play(sampler, base, k, asked):
     adapters = {MAIN: version(base, k)}
     sampler.load(adapters, version_of(adapters))
     found = small.answers(sampler, asked)
-    sampler.settle()
+    sampler.verify_adapters()
     return found
 
 
@@ -234,7 +234,7 @@ def test_how_fast_a_real_vllm_answers(real):
         "the server, two adapters": lambda: asyncio.run(alone(False)),
         "the sampler, base": lambda: through(-1),
         "the sampler, two adapters": lambda: through(0),
-        "the sampler, two adapters, proven": lambda: (through(0), sampler.settle())[0],
+        "the sampler, two adapters, proven": lambda: (through(0), sampler.verify_adapters())[0],
     }
     for what, run in todo.items():
         rates = []

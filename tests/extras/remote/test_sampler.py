@@ -230,7 +230,7 @@ def test_a_server_that_was_started_anew_gets_the_adapters_again_and_once(vllm, t
         found = small.answers(sampler, requests(24))
         assert {own.reason for own in found} <= {"length", "end"}
         assert len(loads) == len({*loads}) == 2 and not sampler.servers[0].down
-        sampler.settle()
+        sampler.verify_adapters()
         sampler.release()
 
 

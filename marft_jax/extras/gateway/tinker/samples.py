@@ -79,7 +79,7 @@ class _Slots:
         self._slots[str(slot)] = slot  # nobody's, if this fails
         scale, version = adapter.alpha / adapter.rank, weights.version
         replace = functools.partial(engine.replace, slot, adapter.factors, scale, version)
-        await asyncio.wrap_future(self._batcher.between(replace))
+        await asyncio.wrap_future(self._batcher.run_between_steps(replace))
         self._slots[version] = self._slots.pop(str(slot))
 
 
