@@ -19,7 +19,6 @@ from jax._src.cudnn import fused_attention_stablehlo as kernels
 
 from marft_jax.models.ops import per_device
 from marft_jax.models.ops.attention import KV, Attention, attention, causal_attention, masks
-from marft_jax.models.ops.platforms import is_close
 from marft_jax.models.ops.remat import keep, once
 
 LOGGER = logging.getLogger("marft_jax")
@@ -148,9 +147,13 @@ def works(heads: int, groups: int, width: int, dtype: str) -> bool:
         results = jax.jit(jax.grad(loss, (0, 1), has_aux=True))(q, KV(k, v))
         return [x.astype(jnp.float32) for x in jax.tree.leaves(results)]
 
-    def apart() -> float:
-        pairs = zip(tried(cudnn_attention(until_BT)), expected, strict=True)
-        return max(float(abs(a - b).max() / abs(b).max()) for a, b in pairs)
-
     expected = tried(causal_attention(until_BT))
-    return is_close("attention without cuDNN", apart, _NEAR)
+    try:
+        pairs = zip(tried(cudnn_attention(until_BT)), expected, strict=True)
+        apart = max(float(abs(a - b).max() / abs(b).max()) for a, b in pairs)
+    except Exception as error:  # a kernel fails where nobody can foresee it
+        LOGGER.info("attention without cuDNN: %s", str(error).partition("\n")[0])
+        return False
+    if not apart < _NEAR:
+        LOGGER.warning("attention without cuDNN: it computes something else (%.2g apart)", apart)
+    return apart < _NEAR

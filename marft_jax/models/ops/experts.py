@@ -23,6 +23,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from marft_jax.models.ops.blocks import unpacked
+from marft_jax.models.ops.per_device import of_places
 from marft_jax.models.ops.platforms import chosen
 from marft_jax.models.ops.products import times
 
@@ -325,33 +326,10 @@ def _outer_at_once(y: Array, x: Array, sizes_G: Array) -> Array:
     return jax.ops.segment_sum(sums, b.group, len(sizes_G))
 
 
-def _merging_places(run: Callable[..., Array], shared: int | None) -> Any:
-    """``run``; under vmap, the rows and groups of several places are more rows and groups: group g
-    has expert g modulo the experts. (JAX has no such rule for its ragged products.)
-
-    Args:
-        shared: the operand that all places may have in common.
-    """
-    merged = jax.custom_batching.custom_vmap(run)
-
-    @merged.def_vmap
-    def rule(size: int, batched: Any, *operands: Any) -> tuple[Array, bool]:
-        def flat(i: int, operand: Any) -> Any:
-            is_batched = all(jax.tree.leaves(batched[i]))
-            if i == shared:
-                assert not any(jax.tree.leaves(batched[i])), "places with matrices of their own"
-                return operand
-            wide = operand if is_batched else jnp.broadcast_to(operand, (size, *operand.shape))
-            return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), wide)
-
-        out = merged(*(flat(i, operand) for i, operand in enumerate(operands)))
-        return out.reshape(size, -1, *out.shape[1:]), True
-
-    return merged
-
-
 def _rows_of_places(run: Callable[..., Array]) -> Callable[..., Array]:
-    forms = {over: _merging_places(functools.partial(run, over=over), 1) for over in (1, 2)}
+    """``run``; under vmap group g has expert g modulo the experts. (JAX has no such rule for its
+    ragged products.)"""
+    forms = {over: of_places(functools.partial(run, over=over), 1) for over in (1, 2)}
     return lambda x, stack, sizes_E, *, over: forms[over](x, stack, sizes_E)
 
 
@@ -363,8 +341,8 @@ _times = chosen(
 )
 _outer = chosen(
     _outer_of_each_expert,
-    cpu=_merging_places(_outer_in_blocks, None),
-    cuda=_merging_places(_outer_at_once, None),
-    tpu=_merging_places(_outer_ragged, None),
+    cpu=of_places(_outer_in_blocks),
+    cuda=of_places(_outer_at_once),
+    tpu=of_places(_outer_ragged),
 )
 """``yᵀ x`` of the rows of each expert, ``[E, out, in]``, in float32."""

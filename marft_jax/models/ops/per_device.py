@@ -86,18 +86,26 @@ def by_expert(
     return sums(tokens, *(arrays for arrays, _ in parts)).sum(0)
 
 
-def of_places(kernel: Callable[..., Any]) -> Any:
-    """The kernel; under vmap, rows of several places are more rows."""
-    run = jax.custom_batching.custom_vmap(kernel)
+def of_places(run: Callable[..., Any], shared: int | None = None) -> Any:
+    """``run``; under vmap, the rows of several places are more rows.
 
-    @run.def_vmap
-    def rule(size: int, batched: Sequence[bool], *operands: Array) -> tuple[Any, Any]:
-        wide = [
-            x if is_batched else jnp.broadcast_to(x, (size, *x.shape))
-            for x, is_batched in zip(operands, batched, strict=True)
-        ]
-        rows = run(*(x.reshape(-1, *x.shape[2:]) for x in wide))
+    Args:
+        shared: number of the operand that all places have in common.
+    """
+    merged = jax.custom_batching.custom_vmap(run)
+
+    @merged.def_vmap
+    def rule(size: int, batched: Sequence[Any], *operands: Any) -> tuple[Any, Any]:
+        def flat(i: int, operand: Any) -> Any:
+            is_batched = jax.tree.leaves(batched[i])
+            if i == shared:
+                assert not any(is_batched), "places with operands of their own"
+                return operand
+            wide = operand if all(is_batched) else jnp.broadcast_to(operand, (size, *operand.shape))
+            return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), wide)
+
+        rows = merged(*(flat(i, operand) for i, operand in enumerate(operands)))
         out = jax.tree.map(lambda x: x.reshape(size, -1, *x.shape[1:]), rows)
         return out, jax.tree.map(lambda _: True, out)
 
-    return run
+    return merged

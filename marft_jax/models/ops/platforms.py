@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import functools
-import logging
 from collections.abc import Callable
 from typing import Any
 
 import jax
-
-LOGGER = logging.getLogger("marft_jax")
 
 Operation = Callable[..., Any]
 
@@ -30,19 +27,3 @@ def chosen(reference: Operation, **forms: Operation) -> Operation:
         return jax.lax.platform_dependent(*operands, default=default, **ways)
 
     return run
-
-
-def is_close(what: str, apart: Callable[[], float], most: float) -> bool:
-    """Tries a kernel, which may fail where nobody can foresee it; the log says ``what`` follows.
-
-    Args:
-        apart: runs it, and returns how far its results are from the reference's.
-    """
-    try:
-        distance = apart()
-    except Exception as error:  # whatever it does not like
-        LOGGER.info("%s: %s", what, str(error).partition("\n")[0])
-        return False
-    if not distance < most:
-        LOGGER.warning("%s: it computes something else (%.2g apart)", what, distance)
-    return distance < most
