@@ -7,7 +7,6 @@ first.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -26,8 +25,8 @@ def initial_adapters(
     team: Team,
     settings: LoraSettings,
     fresh: Mapping[str, Adapters],
-    saved: Mapping[str, peft.Adapter] | None = None,
-    models: Mapping[str, DecoderConfig] = {},
+    saved: Mapping[str, peft.Adapter] | None,
+    models: Mapping[str, DecoderConfig],
 ) -> Mapping[str, Adapters]:
     """Reads each base's adapters from their folders or ``saved``; the others stay as in ``fresh``.
 
@@ -36,7 +35,7 @@ def initial_adapters(
 
     Args:
         saved: adapters by name, if ``lora.init`` is a run directory.
-        models: the bases; by default all layers of a base have the same matrices.
+        models: shapes of the bases.
 
     Raises:
         BadInput: a folder is missing, or does not fit the base, the team or the settings.
@@ -53,7 +52,7 @@ def initial_adapters(
             folder = Path(settings.init) / name
         else:
             continue
-        layers_with = models[base].layers_with if base in models else peft.every_layer
+        layers_with = models[base].layers_with
         if saved is None or profile.init is not None:
             adapter = _read(folder, name)
         elif name in saved:
@@ -66,9 +65,9 @@ def initial_adapters(
 
 def _by_layer(saved: peft.Adapter, layers_with: peft.LayersWith) -> peft.Adapter:
     """An adapter of a checkpoint, by matrix and layer as in a peft folder: a checkpoint counts the
-    layers of each stack of matrices from 0."""
+    layers of each stack of matrices from 0; layers that the base lacks are refused later."""
     matrices = {
-        (matrix_of(stack), next(itertools.islice(layers_with(stack), i, None), i)): pair
+        (matrix_of(stack), dict(enumerate(layers_with(stack))).get(i, i)): pair
         for (stack, i), pair in saved.matrices.items()
     }
     return saved._replace(matrices=matrices)
@@ -113,7 +112,7 @@ def _copy(
         name = next((x for x in stacks[1:] if layer in layers_with(x)), stacks[0])
         ours_a, ours_b = into[name]["a"][n], into[name]["b"][n]
         (count, *stack, d_in, _), d_out = ours_a.shape, ours_b.shape[-1]
-        layers = list(itertools.islice(layers_with(name), count))
+        layers = layers_with(name)
         if layer not in layers or [*a.shape[:-1], b.shape[-1]] != [*stack, d_in, d_out]:
             raise BadInput(
                 f"{folder}: {peft.module_name(target, layer)} maps {a.shape[-2]} to "

@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -25,8 +25,6 @@ from marft_jax.formats.foreign import read_settings, readable
 from marft_jax.models.config_json import architecture
 from marft_jax.models.families import FAMILIES, PARTS
 from marft_jax.models.lora import UNEMBED, matrix_of
-from marft_jax.models.parts.attention import AttentionConfig
-from marft_jax.models.parts.dense import DenseConfig
 from marft_jax.models.tokenizers.tokenizer import read_json
 from marft_jax.models.weights.sources import directory_of
 
@@ -36,7 +34,7 @@ EACH = "each_expert"
 
 Factors = Mapping[str, Mapping[str, np.ndarray]]
 """``{"q": {"a": [L, in, R], "b": [L, R, out]}, ...}``: ``lora.Adapters`` without the agent axis."""
-LayersWith = Callable[[str], Iterable[int]]
+LayersWith = Callable[[str], Sequence[int]]
 """Name of a stack of matrices to the numbers of its layers (``DecoderConfig.layers_with``)."""
 
 _PREFIX = "base_model.model."
@@ -106,12 +104,6 @@ class Adapter(NamedTuple):
     scale: float
 
 
-def every_layer(matrix: str) -> Iterable[int]:
-    """``LayersWith`` of a decoder whose layers all have attention and a dense mlp."""
-    dense = matrix in AttentionConfig.MATRICES or matrix in DenseConfig.MATRICES
-    return itertools.count() if dense or matrix == UNEMBED else ()
-
-
 def layers_in(source: str) -> str:
     """Names the module that has the layers of a base in what transformers loads."""
     return "model.language_model" if sees_images(source) else "model"
@@ -151,9 +143,9 @@ def write(
     factors: Factors,
     alpha: float,
     base: str,
-    inside: str = "model",
-    layers_with: LayersWith = every_layer,
-    spelling: Mapping[str, str] = {},
+    inside: str,
+    layers_with: LayersWith,
+    spelling: Mapping[str, str],
     each_expert: bool = False,
 ) -> None:
     """Writes one adapter.
@@ -172,8 +164,7 @@ def write(
     many = [target for target in adapted if target in _PARAMETERS]
     pieces = {n: [x.rpartition(".")[2] for x in _NAMES[n].pieces] for n in many if each_expert}
     parameters = [spelling.get(_PARAMETERS[target], _PARAMETERS[target]) for target in many]
-    of_base = (x for x in names if next(iter(layers_with(x)), None) is not None)
-    ends = [names[target].rpartition(".")[2] for target in of_base]
+    ends = [name.rpartition(".")[2] for target, name in names.items() if layers_with(target)]
     modules: Any = [_end(names[target], ends) for target in plain]
     if pieces:
         modules, parameters = [*modules, *itertools.chain(*pieces.values())], []
@@ -189,7 +180,7 @@ def write(
         f"{module}.lora_{letter.upper()}.weight": np.ascontiguousarray(tensor, np.float32)
         for target, pair in factors.items()
         for letter in ("a", "b")
-        for layer, factor in zip(layers_with(target), pair[letter], strict=False)
+        for layer, factor in zip(layers_with(target), pair[letter], strict=True)
         for module, tensor in _modules(
             place(target, layer), factor, letter, pieces.get(matrix_of(target), ())
         )

@@ -83,6 +83,15 @@ def random_factors(config: DecoderConfig, targets=TARGETS, rank=RANK, seed=2):
     return factors
 
 
+def write(folder, factors, alpha=16.0, base="base", inside="model"):
+    """Writes an adapter for a base of two layers."""
+    peft.write(folder, factors, alpha, base, inside, small.CONFIG.layers_with, {})
+
+
+def initial(team, settings, fresh):
+    return initial_adapters(team, settings, {MAIN: fresh}, None, {MAIN: small.CONFIG})[MAIN]
+
+
 def their_logits(folder, adapter=None):
     torch = pytest.importorskip("torch")
     import transformers
@@ -99,7 +108,7 @@ def test_transformers_and_peft_compute_what_we_compute(variant, tmp_path):
     base = random_base(variant)
     factors = random_factors(base.config, (*TARGETS, lora.UNEMBED))
     huggingface.write_model(tmp_path / "base", base, {}, 1.0, {})
-    peft.write(tmp_path / "agent", factors, ALPHA, str(tmp_path / "base"))
+    write(tmp_path / "agent", factors, ALPHA, base=str(tmp_path / "base"))
     theirs = their_logits(tmp_path / "base", tmp_path / "agent")
     bounds.close(our_logits(base, factors), theirs, bounds.forward(base.config))
     assert np.abs(theirs - our_logits(base)).max() > 0.1  # the adapter matters
@@ -183,7 +192,7 @@ def test_of_a_model_of_text_and_images_the_text_is_trained_and_exported(tmp_path
     factors = random_factors(base.config, (*TARGETS, lora.UNEMBED))
     ours = our_logits(base, factors)
     inside = peft.layers_in(base.source)
-    peft.write(tmp_path / "agent", factors, ALPHA, str(tmp_path / "base"), inside)
+    write(tmp_path / "agent", factors, ALPHA, str(tmp_path / "base"), inside)
     theirs = their_logits(tmp_path / "base", tmp_path / "agent")
     bounds.close(ours, theirs, bounds.forward(base.config))
     assert len(peft.read(tmp_path / "agent").matrices) == 2 * len(TARGETS) + 1
@@ -262,7 +271,7 @@ def products(adapters, n, scale):
 @pytest.mark.parametrize("rslora", [False, True])
 def test_another_alpha_and_a_lower_rank_are_converted_exactly(rslora, tmp_path):
     factors = random_factors(small.CONFIG, ("q", "v"))
-    peft.write(tmp_path / "planner", factors, ALPHA, "base")
+    write(tmp_path / "planner", factors, ALPHA)
     scale = ALPHA / RANK
     if rslora:
         file = tmp_path / "planner" / peft.CONFIG
@@ -272,7 +281,7 @@ def test_another_alpha_and_a_lower_rank_are_converted_exactly(rslora, tmp_path):
     team, fresh = team_and_fresh(settings)
     planner = dataclasses.replace(team.profiles[0], init=str(tmp_path / "planner"))
     profiles = (planner, team.profiles[1])
-    loaded = initial_adapters(team._replace(profiles=profiles), settings, {MAIN: fresh})[MAIN]
+    loaded = initial(team._replace(profiles=profiles), settings, fresh)
     expected = {t: np.einsum("lir,lro->lio", f["a"], f["b"]) * scale for t, f in factors.items()}
     got = products(loaded, 0, settings.alpha / settings.rank)
     for target in ("q", "v"):
@@ -285,17 +294,17 @@ def test_another_alpha_and_a_lower_rank_are_converted_exactly(rslora, tmp_path):
 
 def write_pair(folder):
     for i, name in enumerate(("planner", "solver")):
-        peft.write(folder / name, random_factors(*QV_OF_8, i), 16.0, "base")
+        write(folder / name, random_factors(*QV_OF_8, i))
 
 
 def test_a_whole_team_loads_from_a_folder_and_is_written_back_bit_for_bit(tmp_path):
     write_pair(tmp_path / "team")
     settings = Lora(init=str(tmp_path / "team"), targets=small.QV)
     team, fresh = team_and_fresh(settings)
-    loaded = initial_adapters(team, settings, {MAIN: fresh})[MAIN]
+    loaded = initial(team, settings, fresh)
     for n, name in enumerate(team.adapter_names[MAIN]):
         factors = jax.tree.map(lambda x, n=n: np.asarray(x[n]), loaded)
-        peft.write(tmp_path / "again" / name, factors, settings.alpha, "base")
+        write(tmp_path / "again" / name, factors, settings.alpha)
         for file in (peft.CONFIG, peft.WEIGHTS):
             again = (tmp_path / "again" / name / file).read_bytes()
             assert again == (tmp_path / "team" / name / file).read_bytes()
@@ -307,7 +316,7 @@ def test_a_value_head_of_the_first_release_is_refused_by_name(tmp_path):
     settings = Lora(init=str(tmp_path), targets=small.QV)
     team, fresh = team_and_fresh(settings)
     with pytest.raises(BadInput, match="value_head.pth: value heads .* are not read; move"):
-        initial_adapters(team, settings, {MAIN: fresh})
+        initial(team, settings, fresh)
 
 
 @pytest.mark.parametrize("name", ["quartet", "octet"])
@@ -317,11 +326,11 @@ def test_shipped_teams_take_the_first_releases_checkpoints(name, tmp_path):
     for i, profile in enumerate(blueprint.agents):
         inner = (profile.name,) if i % 2 else ()
         factors = random_factors(*QV_OF_8, i)
-        peft.write(tmp_path.joinpath(profile.name, *inner), factors, 16.0, "base")
+        write(tmp_path.joinpath(profile.name, *inner), factors)
     settings = Lora(init=str(tmp_path), targets=small.QV)
     team = small.team_of(blueprint)
     fresh = fresh_adapters(team, settings)
-    loaded = initial_adapters(team, settings, {MAIN: fresh})[MAIN]
+    loaded = initial(team, settings, fresh)
     assert FIRST_ROLES[name] <= set(team.names)
     for n in range(len(team.names)):
         np.testing.assert_array_equal(loaded["q"]["a"][n], random_factors(*QV_OF_8, n)["q"]["a"])
@@ -432,5 +441,5 @@ def test_an_adapter_that_does_not_fit_is_one_clear_line(what, tmp_path):
     settings = Lora(init=str(tmp_path), rank=4 if what == "a higher rank" else 8, targets=small.QV)
     team, fresh = team_and_fresh(settings)
     with pytest.raises(BadInput) as caught:
-        initial_adapters(team, settings, {MAIN: fresh})
+        initial(team, settings, fresh)
     assert message in str(caught.value) and "\n" not in str(caught.value)

@@ -313,7 +313,7 @@ def test_adapters_on_experts_are_their_products_added_to_each_expert(tmp_path):
 def test_a_peft_folder_of_experts_is_read_as_it_was_written(tmp_path):
     tree = adapters(MIXED, 1)
     factors = jax.tree.map(lambda x: np.asarray(x[0]), tree)
-    peft.write(tmp_path / "a", factors, ALPHA, "base", layers_with=MIXED.layers_with)
+    peft.write(tmp_path / "a", factors, ALPHA, "base", "model", MIXED.layers_with, {})
     stored = load_file(tmp_path / "a" / peft.WEIGHTS)
     prefix = "base_model.model.model.layers.2.mlp.experts"
     a = factors["experts_down"]["a"][1]  # layer 2 is the second that has experts: [8, 32, R]
@@ -328,7 +328,7 @@ def test_a_peft_folder_of_experts_is_read_as_it_was_written(tmp_path):
     team = small.team(1)._replace(profiles=(profile,))
     settings = small.config_lib.Lora(rank=RANK, alpha=ALPHA, targets=TARGETS)
     fresh = lora.init(jax.random.key(1), MIXED, adapters=[0], rank=RANK, targets=TARGETS)
-    loaded = initial_adapters(team, settings, {MAIN: fresh}, models={MAIN: MIXED})[MAIN]
+    loaded = initial_adapters(team, settings, {MAIN: fresh}, None, {MAIN: MIXED})[MAIN]
     bounds.close(loaded, tree)
 
 
@@ -438,7 +438,7 @@ def test_only_layers_that_repeat_are_stacked():
 
 def test_an_adapter_is_written_for_each_expert_under_the_names_of_the_checkpoint(tmp_path):
     factors = jax.tree.map(lambda x: np.asarray(x[0]), adapters(MIXED, 1))
-    peft.publish(tmp_path, factors, ALPHA, "base", "model", MIXED.layers_with)
+    peft.publish(tmp_path, factors, ALPHA, "base", "model", MIXED.layers_with, {})
     assert {place[0] for place in peft.read(tmp_path).matrices} == {*factors}
     each = tmp_path / peft.EACH  # in the adapter's own folder: no agent can be named so there
     stored = load_file(each / peft.WEIGHTS)

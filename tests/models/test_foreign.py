@@ -120,7 +120,7 @@ def test_odd_safetensors_are_named(kind, shape, size, tmp_path):
 
 def adapter(folder: Path, **settings: Any) -> Path:
     factors = {"q": {"a": np.ones((2, 16, 4), np.float32), "b": np.ones((2, 4, 16), np.float32)}}
-    peft.write(folder, factors, 8.0, "base")
+    peft.write(folder, factors, 8.0, "base", "model", lambda target: range(2), {})
     file = folder / peft.CONFIG
     file.write_text(json.dumps(json.loads(file.read_text()) | settings))
     return folder
