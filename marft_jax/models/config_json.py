@@ -258,8 +258,10 @@ def windows(
         sliding = [kind == "sliding_attention" for kind in kinds]
     else:
         names = "max_window_layers", "sliding_window_pattern"
-        first, pattern = (config[name] if name in family.defaults else 0 for name in names)
-        sliding = [i >= first and not (pattern and (i + 1) % pattern == 0) for i in range(n_layers)]
+        first, pattern = (config[name] if name in family.defaults else None for name in names)
+        late = [first is None or i >= first for i in range(n_layers)]
+        last = [pattern is not None and (i + 1) % pattern == 0 for i in range(n_layers)]
+        sliding = [a and not b for a, b in zip(late, last, strict=True)]
     return {"window": window, "sliding": sliding}
 
 

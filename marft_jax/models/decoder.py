@@ -259,6 +259,13 @@ class Decoder(nnx.Module):
             (x_BTD, cache), new = jax.lax.scan(step, (x_BTD, cache), each)
         return x_BTD, new if cache is None else cache
 
+    @property
+    def vocabulary(self) -> Vocabulary:
+        """From hidden states to logits."""
+        matrix = (self.embed.embedding if self.lm_head is None else self.lm_head.kernel)[...]
+        config = self.config
+        return Vocabulary(matrix, config.logits_divisor, config.logits_cap, config.gaps)
+
 
 def _of_experts(path: Any, leaf: Any) -> bool:
     return "expert" in leaf.axes
@@ -317,9 +324,7 @@ def project(graphdef: Any, base: Base, hidden: Array) -> Array:
 def vocabulary(graphdef: Any, base: Base) -> Vocabulary:
     """From hidden states to logits."""
     decoder: Decoder = nnx.merge(graphdef, base)
-    config, head = decoder.config, decoder.lm_head
-    matrix = (decoder.embed.embedding if head is None else head.kernel)[...]
-    return Vocabulary(matrix, config.logits_divisor, config.logits_cap, config.gaps)
+    return decoder.vocabulary
 
 
 def logits(hidden: Array, vocabulary: Vocabulary) -> Array:
