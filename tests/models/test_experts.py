@@ -69,7 +69,8 @@ def tensors(config: DecoderConfig) -> dict[str, np.ndarray]:
         x = rng.normal(size=shape)
         return np.float32(1 + 0.2 * x if x.ndim == 1 else x * shape[-1] ** -0.5)  # norms, matrices
 
-    return {name: draw(shapes[path]) for name, path in paths_by_name(config, shapes).items()}
+    names = sorted(paths_by_name(config, shapes).items())  # stacked or not, in the same order
+    return {name: draw(shapes[path]) for name, path in names}
 
 
 @functools.cache

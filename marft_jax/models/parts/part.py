@@ -96,9 +96,11 @@ class Part(Protocol):
 
     def matrices(self) -> dict[str, Matrix]:
         """Every matrix, in the order of ``MATRICES``."""
+        ...
 
     def build(self, make: Make) -> Any:
         """Makes the module that computes."""
+        ...
 
 
 class Mlp(Part, Protocol):
@@ -169,10 +171,12 @@ class Mixer(Part, Protocol):
     def source(self) -> int | None:
         """Number of the earlier layer whose cache the mixer reads and leaves as it is; None where
         the mixer has its own."""
+        ...
 
     @property
     def heads(self) -> int:
         """Heads that the mesh's axis ``tensor`` must divide."""
+        ...
 
     def init_cache(self, slots: int, length: int, dtype: DTypeLike, places: int) -> LayerCache:
         """Empty cache of a layer.
@@ -180,6 +184,7 @@ class Mixer(Part, Protocol):
         Args:
             places: devices along the mesh's axis ``tensor``.
         """
+        ...
 
     def flops(self, tokens: int, read: float) -> float:
         """Forward FLOPs beside the products with matrices.
@@ -187,6 +192,7 @@ class Mixer(Part, Protocol):
         Args:
             read: earlier positions that a token reads on average.
         """
+        ...
 
 
 class Output(Part, Protocol):
@@ -200,15 +206,19 @@ class LayerCache(Protocol):
 
     def cut(self, length: int) -> Self:
         """First ``length`` positions, where the cache has positions."""
+        ...
 
     def whole(self, length: int) -> LayerCache:
         """First ``length`` positions, each in its place, for prompts that go on from them."""
+        ...
 
     def like(self, cache: Self) -> Self:
         """What a forward pass kept, laid out like ``cache``."""
+        ...
 
     def resumable(self) -> Self:
         """An empty cache with room for what later prompts start from."""
+        ...
 
     def insert(self, new: Any, at_B: Array, lengths_B: Array) -> Self:
         """Writes rows that begin at position 0; rows past the end are dropped.
@@ -217,9 +227,11 @@ class LayerCache(Protocol):
             new: of whole rows, each position in its place.
             lengths_B: tokens of each row.
         """
+        ...
 
     def placed(self, mesh: Mesh) -> Self:
         """Abstract arrays with their places on the mesh."""
+        ...
 
 
 class LayerAdapters(NamedTuple):
