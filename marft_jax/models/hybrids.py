@@ -14,7 +14,7 @@ from marft_jax.models.parts.short_conv import ShortConvConfig
 
 
 def _recurrent(
-    config: Mapping[str, Any], kind: str, mixer: Mixer, source: str
+    config: Mapping[str, Any], kind: str, mixer: Any, source: str
 ) -> dict[str, dict[int, Mixer]]:
     """Gives the layers of this kind the mixer; the others have attention."""
     kinds, n = config["layer_types"], config["num_hidden_layers"]
