@@ -292,7 +292,8 @@ def make(settings: EnvSettings, split: Split) -> EnvSource:
 
 def open_source(settings: EnvSettings, split: Split) -> AbstractContextManager[EnvSource]:
     """Opens the environment that the settings name, see ``make``, and closes it in the end."""
-    return contextlib.closing(make(settings, split))
+    source: Any = make(settings, split)  # its `close` is a field
+    return contextlib.closing(source)
 
 
 def _bind(factory: Callable[..., Env], settings: EnvSettings) -> Callable[..., Env]:

@@ -150,8 +150,9 @@ class Worker:
         self._errors = tempfile.TemporaryFile()
         self._line, theirs = socket.socketpair()
         start = functools.partial(
-            subprocess.Popen, self._command, env=self._env, stdin=theirs, stdout=theirs,
-            stderr=self._errors, start_new_session=True,  # no Ctrl-C; its children end with it
+            subprocess.Popen, self._command, env=self._env, stderr=self._errors,
+            stdin=theirs.fileno(), stdout=theirs.fileno(),
+            start_new_session=True,  # no Ctrl-C; its children end with it
         )  # fmt: skip
         with theirs:
             self._process = _STARTER.submit(start).result()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping, Sequence
 from types import FrameType
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar, cast
 
 from marft_jax.envs.base import Env
 from marft_jax.envs.threads import Calls
@@ -207,10 +207,11 @@ def _checked(at: Spot | None, check: Callable[..., _T], *values: Any, what: str 
 
 
 def _players(players: Any, names: Sequence[str]) -> dict[str, str]:
-    if not isinstance(players, Mapping) or not all(players.get(name) for name in names):
+    known = cast(dict[Any, Any], players if isinstance(players, Mapping) else {})
+    if not all(known.get(name) for name in names):
         wanted = f"expected the player of each of {', '.join(names)}"
         raise BadInput(f"players: {wanted}, got {shown(players)}")
-    return {name: text_of("players", players[name]) for name in names}
+    return {name: text_of("players", known[name]) for name in names}
 
 
 def _frame_of(generator: Any) -> FrameType | None:

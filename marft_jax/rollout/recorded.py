@@ -21,7 +21,7 @@ import functools
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import numpy as np
 import pydantic
@@ -109,11 +109,12 @@ def read(file: str) -> Iterator[Demonstration | str]:
 def _parsed(line: bytes, where: str) -> Demonstration | str:
     try:
         text = line.decode("utf-8-sig").strip()
-        row = json.loads(text)
+        row: Any = json.loads(text)
         if isinstance(row, dict):
-            row = {**row, "number": row.get("index"), "where": where, "line": text}
-            if not isinstance(row.get("task"), str | None):
-                row |= {"number": row["task"], "task": None}
+            fields = cast(dict[str, Any], row)
+            row = {**fields, "number": fields.get("index"), "where": where, "line": text}
+            if not isinstance(fields.get("task"), str | None):
+                row |= {"number": fields["task"], "task": None}
         demonstration = _DEMONSTRATION.validate_python(row)
     except ValidationError as error:
         return f"{where}: {_FORM}; {fault_of(error, Demonstration)}"
@@ -158,13 +159,16 @@ def replay(demonstrations: Sequence[Demonstration], rollout: Rollout) -> list[Ep
     sampling = tuple(s._replace(temperature=1.0) for s in rollout.team.sampling)
     team = rollout.team._replace(sampling=sampling)
 
+    def recorded(sample: Sample) -> TurnSampler:
+        return _recorded_sampler(demonstrations[sample.index], team)
+
     player = dataclasses.replace(
         rollout,
         sampler=None,
         team=team,
         create_env=lambda: _RecordedTask(demonstrations, rollout.create_env),
         max_failed=None,
-        recorded=lambda sample: _recorded_sampler(demonstrations[sample.index], team),
+        recorded=recorded,
     )
     episodes = list[Episode | FailedEpisode]()
     for first in range(0, len(demonstrations), _AT_ONCE):

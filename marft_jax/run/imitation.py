@@ -85,7 +85,9 @@ def imitate_team(config: Config, wanted: Wanted, on_step: OnStep | None = None) 
         unused_settings.log(warning)
         episodes, held_out = prepared(run, config, wanted, lines)
         credit, learner = make_credit(Algo(), run.models.team), run.learner
-        unseen = held_out and batch_of(held_out, credit, len(held_out), (config.run.seed, 0))
+        unseen = None
+        if held_out:
+            unseen = batch_of(held_out, credit, len(held_out), (config.run.seed, 0))
 
         def take(state: TrainState, step: int, rollbacks: int) -> tuple[Collected, tuple[()]]:
             run.playing.sampler.release()  # nothing but an evaluation needs it

@@ -14,7 +14,9 @@ from marft_jax.settings.setting import fault_of
 from marft_jax.team.prompts import Team
 from marft_jax.types import Act, Turn
 
-_ACT = TypeAdapter(Act, config=ConfigDict(arbitrary_types_allowed=True, allow_inf_nan=False))
+_ACT: TypeAdapter[Act] = TypeAdapter(
+    Act, config=ConfigDict(arbitrary_types_allowed=True, allow_inf_nan=False)
+)
 
 
 class Step(NamedTuple):
@@ -57,13 +59,13 @@ def check_acts(acts: Any, team: Team, most: int) -> list[Act]:
     return [_check_act(act, team) for act in acts]
 
 
-def _check_act(act: Any, team: Team) -> Act:
+def _check_act(value: Any, team: Team) -> Act:
     """Checks what a workflow may have replaced in an act of ``team.act``: the types, and that the
     sampler has room for it."""
-    if not isinstance(act, Act):
-        raise BadInput(f"expected a list of acts, as team.act makes them, got {shown(act)} in it")
+    if not isinstance(value, Act):
+        raise BadInput(f"expected a list of acts, as team.act makes them, got {shown(value)} in it")
     try:
-        act = _ACT.validate_python(act)
+        act = _ACT.validate_python(value)
     except ValidationError as error:
         raise BadInput(f"act: {fault_of(error)}") from None
     if not 0 <= act.agent < (agents := len(team.profiles)):
