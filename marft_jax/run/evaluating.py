@@ -150,7 +150,8 @@ def _as_variant(team: Team, variant: Variant) -> Team:
     """Returns the whole team, or its last answering agent alone."""
     if not variant.alone:
         return team
-    return team._replace(workflow="solo", opener=last_answering(team.profiles), messages=())
+    answering, none = last_answering(team.profiles), ("",) * len(team.profiles)
+    return team._replace(workflow="solo", opener=answering, messages=none)
 
 
 def _file_name(plan: BenchmarkPlan, step: int | None, variant: Variant) -> str:
