@@ -95,6 +95,11 @@ if PLAIN:
 gc.set_threshold(100_000, 50, 50)  # tracing makes many objects; a tenth of the time was gc's
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Where no test of extras is wanted, none is imported: most of the collection is theirs."""
+    return True if collection_path == EXTRAS and "not extra" in config.option.markexpr else None
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Marks the tests of extras. Files with slow tests come first: a worker that gets one last

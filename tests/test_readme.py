@@ -323,6 +323,8 @@ def test_every_link_to_a_section_leads_there():
     anchors = {re.sub(r"[^\w -]", "", h).lower().replace(" ", "-") for h in headings}
     linked = re.findall(r"\(marft_jax/README\.md#([\w-]+)\)", PAGE.read_text("utf-8"))
     linked += re.findall(r"\(#([\w-]+)\)", GUIDE.read_text("utf-8"))
+    for file in (ROOT / "marft_jax").rglob("*.py"):  # what a command prints when it ends
+        linked += re.findall(r"marft_jax/README\.md#([\w-]+)", file.read_text("utf-8"))
     assert len(linked) > 10 and set(linked) <= anchors
 
 

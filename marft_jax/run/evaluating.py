@@ -113,6 +113,7 @@ def evaluate_team(
     _write_summary(folder / "summary.json", scores)
     storage.push()
     console.print(tables.benchmarks(scores), tables.agents(scores))
+    console.print("what to do with them: marft_jax/README.md#when-it-goes-wrong")
     return scores
 
 

@@ -106,4 +106,5 @@ def next_steps(config: Config, workflow: str) -> Iterator[str]:
         commands["ask the team"] = f"marft_jax.LoadedTeam({place!r}).ask(QUESTION)"
     if workflow in NEED_ENV:
         del commands["ask the team"]
+    commands["to serve it"] = "marft_jax/README.md#export-and-serve"
     yield from (f"  {task + ':':<16}{command}" for task, command in commands.items())

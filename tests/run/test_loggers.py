@@ -28,6 +28,7 @@ def test_a_run_ends_with_its_own_next_commands(monkeypatch, started, shown):
         f"  held-out tasks: {shown}evaluate --run 'runs/my sums'",
         f"  ask the team:   {shown}chat --run 'runs/my sums'",
         f"  what it wrote:  {shown}report --run 'runs/my sums' --out 'runs/my sums/report.html'",
+        "  to serve it:    marft_jax/README.md#export-and-serve",
     ]
 
 

@@ -70,6 +70,7 @@ def _show(sources: Sequence[str], base: str, flags: Sequence[str]) -> None:
     for source in sources:
         for line in preview(source, env, base, lambda text: len(tokenizer.encode(text))):
             print(printable(line))
+    print("to train on them: marft_jax/README.md#train-on-your-rows")
 
 
 def preview(

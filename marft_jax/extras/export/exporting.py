@@ -77,6 +77,7 @@ def _write(models: TeamModels, run: str, step: str, out: Path, form: str, agent:
         remarks.append(_EXPERTS)
     for line in remarks:
         console.print(printable(line), markup=False)
+    console.print("how to play them: marft_jax/README.md#export-and-serve")
     return facts.step
 
 
