@@ -38,7 +38,7 @@ from marft_jax.models import decoder, lora
 from marft_jax.models.ops import platforms
 from marft_jax.parallel import mesh as mesh_lib
 from marft_jax.parallel import processes
-from marft_jax.policy.logprobs import action_logprobs
+from marft_jax.policy.logprobs import forward
 from marft_jax.policy.rows import microbatches
 from marft_jax.settings import config as config_lib
 from marft_jax.types import MAIN, Episode, StepResult
@@ -133,7 +133,7 @@ class Subject:
 
     @functools.cached_property
     def _scorer(self) -> Callable[..., Any]:
-        return self._compiled(action_logprobs)
+        return self._compiled(forward)
 
     def score(self, actions: Sequence[Any]) -> np.ndarray:
         """Log-probs of actions through the update's forward pass, turn by turn."""
@@ -142,7 +142,10 @@ class Subject:
         run, scale = self._scorer, lora.scale_of(self.adapters, self._config.lora.alpha)
         for rows in microbatches(self._pack(self.episodes(actions, places)).parts[MAIN].rows.rows):
             with self._precise():
-                found, _ = run(self.base.params, self.adapters, scale, mesh_lib.put(rows, split))
+                found = run(
+                    base=self.base.params, adapters=self.adapters, scale=scale,
+                    r=mesh_lib.put(rows, split),
+                )  # fmt: skip
             there = rows.actions.mask_BA > 0
             scored.flat[rows.actions.behaviour_BA[there].astype(int)] = np.asarray(found)[there]
         return scored

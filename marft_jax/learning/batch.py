@@ -7,7 +7,8 @@ microbatches into blocks with about as many decisions of each adapter.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -15,15 +16,13 @@ from marft_jax import random_keys
 from marft_jax.learning.chain import Chain, make_chain
 from marft_jax.learning.minibatches import balance_blocks, blocks_of
 from marft_jax.learning.team_data import TeamData, TurnKey, data_of
+from marft_jax.models.decoder_config import DecoderConfig
 from marft_jax.policy.data import Datum
 from marft_jax.policy.packing import PackedRows, pack_rows
 from marft_jax.random_keys import Stream
 from marft_jax.sampling.constraints import Constraint
 from marft_jax.settings.config import Update
 from marft_jax.types import MAIN, Episode, Level, Turn
-
-ByBase: TypeAlias = Mapping[str, Sequence[np.ndarray]]
-"""Numbers of each datum, by base."""
 
 
 class OfBase(NamedTuple):
@@ -66,27 +65,10 @@ class Batch(NamedTuple):
     @property
     def behaviour(self) -> list[np.ndarray]:
         """Behaviour log-probs of the action tokens of each turn, in acting order."""
-        each = {b: [x.logprobs for x in part.data.data] for b, part in self.parts.items()}
-        return self.tokens(each)
-
-    def tokens(self, of_data: ByBase) -> list[np.ndarray]:
-        """Numbers of the action tokens of each turn, in acting order."""
-        return self.chain.in_order(by_turn(self.parts, of_data, "token"))
-
-    def links(self, of_data: ByBase) -> np.ndarray:
-        """Numbers of decisions in acting order, ``float64 [E, J]``; 0 for padding."""
-        return self.chain.lay(self.chain.in_order(by_turn(self.parts, of_data, self.level)))
-
-
-def by_turn(
-    parts: Mapping[str, OfBase], of_data: ByBase, level: Level
-) -> dict[TurnKey, np.ndarray]:
-    """Numbers of each turn, from those of each base's data: of turns (``action``), or of action
-    tokens (``token``)."""
-    found = dict[TurnKey, np.ndarray]()
-    for base, numbers in of_data.items():
-        found |= parts[base].data.by_turn(numbers, level)
-    return found
+        of_turns = dict[TurnKey, np.ndarray]()
+        for part in self.parts.values():
+            of_turns |= part.data.by_turn([x.logprobs for x in part.data.data], "token")
+        return self.chain.in_order(of_turns)
 
 
 def build(
@@ -95,7 +77,7 @@ def build(
     owners: Sequence[int],
     config: Update,
     level: Level,
-    **how: Any,
+    **options: Any,
 ) -> Batch:
     """Packs episodes for the learner.
 
@@ -105,9 +87,9 @@ def build(
         owners: the adapter of each agent, among those of its base.
         config: the algorithm's settings.
         level: ``action`` or ``token``: what a decision is.
-        how: further arguments of ``pack_turns``.
+        options: further arguments of ``pack_turns``.
     """
-    parts, blocks = pack_turns(episodes, owners, config, level, **how)
+    parts, blocks = pack_turns(episodes, owners, config, level, **options)
     return Batch(level, parts, blocks, make_chain(episodes, rewards, level))
 
 
@@ -120,9 +102,8 @@ def pack_turns(
     shards: int = 1,
     seed: Sequence[int] = (0,),
     share: bool = False,
-    branches: Mapping[str, int] | None = None,
+    configs: Mapping[str, DecoderConfig] = MappingProxyType({}),
     bases: Sequence[str] | None = None,
-    d_models: Mapping[str, int] | None = None,
     prompts: bool = False,
     constraint: Callable[[Turn], Constraint | None] = lambda turn: None,
 ) -> tuple[dict[str, OfBase], int]:
@@ -133,9 +114,8 @@ def pack_turns(
         shards: the rows of a microbatch are a multiple of this.
         seed: decides which episodes are in one minibatch.
         share: data of a row share their prefixes.
-        branches: of each base, by default 1: these are a multiple of so many tokens.
+        configs: of each base; by default shared prefixes have any length, and the width is 2048.
         bases: the base of each agent; by default all are on ``main``.
-        d_models: width of each base, by default 2048; the rows of a narrow base are less wide.
         prompts: packs the prompts on their own too; decisions are actions.
     """
     on = [MAIN] * len(owners) if bases is None else bases
@@ -148,34 +128,34 @@ def pack_turns(
     run_seed, *draw = seed
     rng = random_keys.generator(run_seed, Stream.ROWS, *draw)
     groups = [episode.group for episode in episodes]
-    loads = [_loads(own, level, len(episodes)) for own in data.values()]
+    loads = [_loads(of_base, level, len(episodes)) for of_base in data.values()]
     loads = loads or [np.ones((len(episodes), 1), int)]  # nobody acted whose turns are packed
     blocks = balance_blocks(np.concatenate(loads, axis=1), groups, blocks_of(config, groups), rng)
 
     def rows_of(base: str, of_base: Sequence[Datum]) -> PackedRows:
+        model = configs.get(base)
+        branches, d_model = (model.branches, model.d_model) if model else (1, 2048)
         return pack_rows(
             of_base, [data[base].of_episodes(block) for block in blocks], config.microbatch_tokens,
-            shards=shards, rng=rng, branches=(branches or {}).get(base, 1) if share else 0,
-            d_model=(d_models or {}).get(base, 2048),
+            shards=shards, rng=rng, branches=branches if share else 0, d_model=d_model,
         )  # fmt: skip
 
-    rows = {base: rows_of(base, own.data) for base, own in data.items()}
-    cut = dict[str, PackedRows]()
-    for base, own in data.items() if prompts else ():
-        cut[base] = rows_of(base, [datum.prompt() for datum in own.data])
-    parts = {base: OfBase(own, rows[base], cut.get(base)) for base, own in data.items()}
+    parts = {b: OfBase(of_base, rows_of(b, of_base.data), None) for b, of_base in data.items()}
+    for base, part in parts.items() if prompts else ():
+        cut = rows_of(base, [datum.prompt() for datum in part.data.data])
+        parts[base] = part._replace(prompts=cut)
     return parts, len(blocks)
 
 
-def _loads(own: TeamData, level: Level, episodes: int) -> np.ndarray:
+def _loads(of_base: TeamData, level: Level, episodes: int) -> np.ndarray:
     """Decisions of each adapter, and tokens, of each episode, ``[E, adapters + 1]``.
 
     Minibatches should have about as many decisions of each adapter, as an optimiser step from a few
     decisions moves an adapter as far as a step from many.
     """
-    adapters = 1 + max(datum.owner for datum in own.data)
+    adapters = 1 + max(datum.owner for datum in of_base.data)
     loads = np.zeros((episodes, adapters + 1), int)
-    for datum, turns in zip(own.data, own.turns, strict=True):
+    for datum, turns in zip(of_base.data, of_base.turns, strict=True):
         e, _ = turns[0]
         loads[e, datum.owner] += len(turns) if level == "action" else len(datum.targets)
         loads[e, -1] += len(datum.ids)

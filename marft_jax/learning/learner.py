@@ -7,7 +7,6 @@ papers and from the first MARFT release.
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -20,6 +19,7 @@ from jax.sharding import Mesh
 from marft_jax.learning import step_metrics
 from marft_jax.learning.algorithms import Algorithm
 from marft_jax.learning.batch import Batch, OfBase, build
+from marft_jax.learning.chain import TurnKey
 from marft_jax.learning.estimates import Estimates, estimate
 from marft_jax.learning.minibatches import order
 from marft_jax.learning.objectives import critic_of, objective_of
@@ -71,9 +71,8 @@ class Learner:
         self._packing = {
             "shards": mesh_lib.row_shards(mesh),
             "share": settings.algo.reuse,
-            "branches": {name: base.config.branches for name, base in bases.items()},
-            "d_models": {name: base.config.d_model for name, base in bases.items()},
-            "constraint": functools.partial(_constraint, team, bases),
+            "configs": {name: base.config for name, base in bases.items()},
+            "constraint": self._constraint,
         }
         self._objective = objective_of(settings, algorithm)
         self._critics = {
@@ -101,14 +100,14 @@ class Learner:
             level: what a decision is; by default that of the algorithm.
         """
         settings, team, level = self._settings, self._team, level or self._algorithm.level
-        how = {**self._packing, "seed": seed}
+        options = {**self._packing, "seed": seed}
         batch = build(
             episodes, rewards, team.owners, settings.algo, level, bases=team.bases,
-            prompts=settings.reads_prompts(level), **how,
+            prompts=settings.reads_prompts(level), **options,
         )  # fmt: skip
         if self._teaching is None:
             return batch
-        taught = pack_taught(episodes, team, self._teaching, settings.algo, **how)
+        taught = pack_taught(episodes, team, self._teaching, settings.algo, **options)
         return batch._replace(taught=taught)
 
     def learn(
@@ -134,31 +133,31 @@ class Learner:
         for base, part in batch.parts.items():
             units = {name: part.data.by_datum(x) for name, x in of_turns.items()}
             known[base] = known[base].carry(batch.level, units, self._objective)
-        how, of_critics = self._how(step, lr_scale)
+        rules, critic_rule = self._update_rules(step, lr_scale)
         averages = estimates.baseline, estimates.values_scale
         baseline, scale = jax.device_put(averages, mesh_lib.replicated(self._mesh))
         past, state = state.past, state._replace(baseline=baseline, values_scale=scale, past=())
         nothing, stepped = _Known(Packed(self._mesh, ()), Packed(self._mesh, ())), list[Stepped]()
         for blocks in order(self._settings.algo, self._settings.seed, step, batch.blocks):
-            numbers = Stepped({}, {}, {})
+            numbers, options = Stepped([], {}, []), {"blocks": blocks, "check": check}
             for base in self._team.learning_bases:
                 policy = self._policy(base, state.policies[base])
-                sums = verbs.no_sums(policy, self._objective, self._agents)
+                packed = known.get(base, nothing).packed
                 sums, _ = verbs.forward_backward(
-                    policy, known.get(base, nothing).packed, self._objective, sums,
-                    labels=self._agents, blocks=blocks, check=check,
-                )  # fmt: skip
-                policy, norm_N = verbs.optim_step(policy, sums, how[base], donate=True)
+                    policy, packed, self._objective, labels=self._agents, **options
+                )
+                policy, norm_N = verbs.optim_step(policy, sums, rules[base], donate=True)
                 state = state.with_policy(base, policy.state)
-                numbers.by_label[base], numbers.norm_N[base] = sums.by_label, norm_N
+                numbers.by_label.append(sums.by_label)
+                numbers.norm_N[base] = norm_N
             for base, spec in self._critics.items():
                 over = self._policy(base, state.policies[base]), spec
-                critic = state.critic[base], state.critic_opt[base]
-                read = known.get(base, nothing).of_critic
-                sums = verbs.critic_backward(*over, critic[0], read, blocks=blocks, check=check)
-                *critic, norm_M = verbs.critic_step(*over, *critic, sums, of_critics)
-                state = state.with_critic(base, *critic)
-                numbers.critic[base] = (*sums[1:], norm_M)
+                critic, packed = state.critic[base], known.get(base, nothing).of_critic
+                critic, opt, sums, norm_M = verbs.critic_step(
+                    *over, critic, state.critic_opt[base], packed, critic_rule, **options
+                )
+                state = state.with_critic(base, critic, opt)
+                numbers.critic.append((*sums[1:], norm_M))
             stepped.append(numbers)
         report = self._report(stepped)
         state = state._replace(step=state.step + 1, past=past)
@@ -173,7 +172,7 @@ class Learner:
     def logprobs(self, adapters: Mapping[str, lora.Adapters], batch: Batch) -> list[np.ndarray]:
         """Log-probs of the action tokens of each turn under these adapters, in acting order;
         nothing is learned."""
-        return batch.tokens(self._forward(adapters, batch.parts))
+        return batch.chain.in_order(self._forward(adapters, batch.parts))
 
     def trainable(self, step: int) -> dict[str, np.ndarray]:
         """Flags of the adapters of each base that learn in this step.
@@ -182,12 +181,12 @@ class Learner:
         """
         settings, may_learn = self._settings, self._team.trainable
         warms_up = settings.critic is not None and step < settings.critic.warmup_steps
-        learning = [(b, n) for b, own in may_learn.items() for n in np.flatnonzero(own).tolist()]
+        learning = [(b, n) for b, mask_N in may_learn.items() for n in np.flatnonzero(mask_N)]
         if (interval := settings.algo.agent_interval) > 0:
             learning = [learning[(step // interval) % len(learning)]]
         return {
-            base: np.array([(base, n) in learning and not warms_up for n in range(len(own))])
-            for base, own in may_learn.items()
+            base: np.array([(base, n) in learning and not warms_up for n in range(len(mask_N))])
+            for base, mask_N in may_learn.items()
         }
 
     def _policy(self, base: str, state: PolicyState) -> Policy:
@@ -200,8 +199,7 @@ class Learner:
         known = _Known(packed, packed)
         if spec := self._critics.get(base):
             read = packed if part.prompts is None else verbs.place(self._mesh, part.prompts)
-            found = verbs.read_critic(policy, spec, state.critic[base], read)
-            known = known._replace(of_critic=found[0], values=found[1], reference=found[2])
+            known = _Known(packed, *verbs.read_critic(policy, spec, state.critic[base], read))
         if settings.reference != "none" and known.reference is None:
             adapters = policy.state.reference or {}
             reference = verbs.forward(self._policy(base, PolicyState(adapters, ())), packed)
@@ -212,26 +210,29 @@ class Learner:
 
     def _forward(
         self, adapters: Mapping[str, lora.Adapters | None], parts: Mapping[str, OfBase]
-    ) -> dict[str, list[np.ndarray]]:
-        """Log-probs of each base's data under these adapters; None: under the base alone."""
-        return {
-            base: verbs.forward(
-                self._policy(base, PolicyState(adapters[base] or {}, ())),
-                verbs.place(self._mesh, part.rows),
-            )
-            for base, part in parts.items()
-        }
+    ) -> dict[TurnKey, np.ndarray]:
+        """Log-probs of the action tokens of each turn; None: under the base alone."""
+        of_turns = dict[TurnKey, np.ndarray]()
+        for base, part in parts.items():
+            policy = self._policy(base, PolicyState(adapters[base] or {}, ()))
+            logprobs = verbs.forward(policy, verbs.place(self._mesh, part.rows))
+            of_turns |= part.data.by_turn(logprobs, "token")
+        return of_turns
 
     def _estimate(
         self, state: TrainState, batch: Batch, known: Mapping[str, _Known]
     ) -> tuple[Estimates, float]:
         """Computes advantages and returns, on the host; also fetches the scale of the rates."""
-        taught_EJ = None
+        taught_EJ, chain = None, batch.chain
         if batch.taught is not None and self._teaching is not None:
             scored = self._forward(self._teaching.adapters, batch.taught)
             taught_EJ = teacher_advantage(batch, scored)
-        values = {b: own.values for b, own in known.items() if own.values is not None}
-        reference = {b: own.reference for b, own in known.items() if own.reference is not None}
+        values, reference = dict[TurnKey, np.ndarray](), dict[TurnKey, np.ndarray]()
+        for base, part in batch.parts.items():
+            if (x := known[base].values) is not None:
+                values |= part.data.by_turn(x, batch.level)
+            if (x := known[base].reference) is not None:
+                reference |= part.data.by_turn(x, "token")
         averages = mesh_lib.fetch((state.baseline, state.values_scale, state.lr_scale))
         dtypes = [dtype_of(self._bases[base].params) for base in known]
         epsilon = max((float(jnp.finfo(dtype).eps) for dtype in dtypes), default=0.0)
@@ -241,15 +242,15 @@ class Learner:
             self._agents,
             batch,
             *averages[:2],
-            values_EJ=batch.links(values) if values else None,
-            reference=batch.tokens(reference) if reference else None,
+            values_EJ=chain.lay(chain.in_order(values)) if values else None,
+            reference=chain.in_order(reference) if reference else None,
             taught_EJ=taught_EJ,
             rounding=max(1e-6, 2 * epsilon),
         )
         return estimates, averages[2]
 
-    def _how(self, step: int, lr_scale: float) -> tuple[dict[str, Adam], Adam]:
-        """How the adapters of each base, and the critic, take the steps of a training step."""
+    def _update_rules(self, step: int, lr_scale: float) -> tuple[dict[str, Adam], Adam]:
+        """Update rules of a training step: of the adapters of each base, and of the critic."""
         settings, algo = self._settings, self._settings.algo
         factor = np.float32(lr_scale) * np.float32(settings.rate_factor(step))
         clip = algo.max_grad_norm or math.inf
@@ -265,6 +266,12 @@ class Learner:
         }
         rate = np.float32(settings.critic.lr if settings.critic else 0) * factor
         return policies, adam(rate, clip=clip)
+
+    def _constraint(self, turn: Turn) -> Constraint | None:
+        """What a turn was sampled under."""
+        base = self._bases[self._team.bases[turn.agent]]
+        size = base.config.vocab_size
+        return constraint_of(turn.choices, turn.form, size, forms_of(base.tokenizer, size))
 
 
 class _Known(NamedTuple):
@@ -307,17 +314,8 @@ def compiled(
 ) -> tuple[Any, Any]:
     """Compiles, when they are first called, what is of the whole team: its first state, and the
     metrics of a step."""
-    compiling, agents = programs.Compiling(mesh), len(team.profiles)
-    owners = tuple(zip(team.bases, team.owners, strict=True))
-    adapters = team.numbers, team.learning_bases
+    everywhere, owners = mesh_lib.replicated(mesh), zip(team.bases, team.owners, strict=True)
     return (
-        compiling(compiling.everywhere, fresh_state, settings, configs, *adapters, agents),
-        compiling(compiling.everywhere, step_metrics.report, objective, owners),
+        programs.compiled(mesh, everywhere, fresh_state, settings, configs, team),
+        programs.compiled(mesh, everywhere, step_metrics.report, objective, tuple(owners)),
     )
-
-
-def _constraint(team: Team, bases: Mapping[str, BaseModel], turn: Turn) -> Constraint | None:
-    """What a turn was sampled under."""
-    base = bases[team.bases[turn.agent]]
-    size = base.config.vocab_size
-    return constraint_of(turn.choices, turn.form, size, forms_of(base.tokenizer, size))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -19,6 +19,7 @@ from marft_jax.policy import optimiser
 from marft_jax.policy.critic import Critic
 from marft_jax.policy.optimiser import PolicyState
 from marft_jax.random_keys import Stream
+from marft_jax.team.prompts import Team
 from marft_jax.types import Version
 
 
@@ -109,31 +110,29 @@ class TrainState(NamedTuple):
 def fresh_state(
     settings: LearnerSettings,
     configs: Mapping[str, DecoderConfig],
-    adapters: Mapping[str, Sequence[int]],
-    learning: Collection[str],
-    agents: int,
+    team: Team,
 ) -> TrainState:
     """Makes the state before the first step.
 
     Args:
         configs: of each base.
-        adapters: the numbers of those of each base in the team.
-        learning: bases with an adapter that learns; the others have no optimiser.
+        team: says which adapters each base has; a base on which none learns has no optimiser.
     """
+    agents = len(team.profiles)
     adapters_key, critic_key = (
         jax.random.wrap_key_data(jnp.asarray(random_keys.key_2(settings.seed, stream)))
         for stream in (Stream.ADAPTERS, Stream.CRITIC)
     )
     policies, critics, critic_opts = {}, {}, {}
-    own, drawn = settings.critic, {"rank": settings.lora.rank, "targets": settings.lora.targets}
+    head, drawn = settings.critic, {"rank": settings.lora.rank, "targets": settings.lora.targets}
     for base, config in configs.items():
-        stacked = lora.init(adapters_key, config, adapters=adapters[base], **drawn)
+        stacked = lora.init(adapters_key, config, adapters=team.numbers[base], **drawn)
         reference = stacked if settings.reference == "start" else ()
-        opt = optimiser.init(stacked if base in learning else {})
+        opt = optimiser.init(stacked if base in team.learning_bases else {})
         policies[base] = PolicyState(stacked, opt, reference)
         critics[base] = critic = critic_lib.init(
-            critic_key, config, mode=own.mode if own else "none", hidden=own.hidden if own else (),
-            labels=agents, **drawn,
+            critic_key, config, mode=head.mode if head else "none",
+            hidden=head.hidden if head else (), labels=agents, **drawn,
         )  # fmt: skip
         critic_opts[base] = Critic(*map(optimiser.init, critic))
     means = agents * ROLES if settings.algo.part(Reinforce).baseline == "role" else agents

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -18,14 +18,14 @@ class Stepped(NamedTuple):
     Attributes:
         by_label: of each base on which an adapter learns, as of ``gradients.GradientSums``: for
             each place along the mesh's ``data`` axis.
-        norm_N: of the gradient of each of these adapters; NaN where it was not finite.
+        norm_N: of the gradient of each of these adapters, by base; NaN where it was not finite.
         critic: of each base, as of ``gradients.CriticSums``: (loss, units_P, nonfinite_P) of
             each place, and the gradient norms of the critic's parts.
     """
 
-    by_label: dict[str, dict[str, jax.Array]]
+    by_label: list[dict[str, jax.Array]]
     norm_N: dict[str, jax.Array]
-    critic: dict[str, tuple[jax.Array, jax.Array, jax.Array, jax.Array]]
+    critic: list[tuple[jax.Array, jax.Array, jax.Array, jax.Array]]
 
 
 def report(
@@ -41,8 +41,7 @@ def report(
         stepped: the numbers of each minibatch.
     """
     steps: Stepped = jax.tree.map(lambda *x: jnp.stack(x), *stepped)
-    by_base = jax.tree.map(lambda x: x.sum(1), list(steps.by_label.values()))
-    sums = functools.reduce(functools.partial(jax.tree.map, jnp.add), by_base)
+    sums = _added(jax.tree.map(lambda x: x.sum(1), steps.by_label))
     still = jnp.zeros(len(stepped))
     norms = jnp.stack(
         [steps.norm_N[base][:, n] if base in steps.norm_N else still for base, n in owners], axis=1
@@ -56,9 +55,9 @@ def report(
         "nonfinite": nonfinite,
     }
     for name, measure in measures(objective).items():
-        if measure.told == "nonfinite":
+        if measure.reduction == "nonfinite":
             nonfinite[name] = sums[name].sum(0)
-        elif measure.told == "mean":
+        elif measure.reduction == "mean":
             numbers[name] = sums[name].sum(0) / units_P
         else:
             numbers[name] = sums[name][0] / jnp.maximum(sums["tokens"][0], 1)
@@ -66,15 +65,21 @@ def report(
 
 
 def _of_critic(
-    critic: Mapping[str, tuple[jax.Array, ...]], nonfinite: dict[str, jax.Array]
+    critic: Sequence[tuple[jax.Array, ...]], nonfinite: dict[str, jax.Array]
 ) -> dict[str, jax.Array]:
     """Metrics of the critic, if there is one; also adds what was not finite."""
     if not critic:
         return {}
-    of_places = [jax.tree.map(lambda x: x.sum(1), own[:3]) for own in critic.values()]
-    loss, decisions, values = functools.reduce(functools.partial(jax.tree.map, jnp.add), of_places)
-    norm = jnp.concatenate([own[3] for own in critic.values()], axis=1)
+    loss, decisions, values = _added(
+        [tuple(x.sum(1) for x in of_places) for *of_places, _ in critic]
+    )
+    norm = jnp.concatenate([norm_M for *_, norm_M in critic], axis=1)
     nonfinite["values"] = values.sum(0)
     nonfinite["critic gradient"] = (~jnp.isfinite(norm).all(1)).sum(0)
     count = jnp.maximum(decisions.sum(0).sum(), 1)
     return {"critic/loss": loss.sum(0) / count, "critic/grad_norm": norm.mean()}
+
+
+def _added(of_bases: Sequence[Any]) -> Any:
+    """Sums over the bases."""
+    return functools.reduce(functools.partial(jax.tree.map, jnp.add), of_bases)

@@ -15,7 +15,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from marft_jax.errors import BadInput
-from marft_jax.learning.batch import Batch, ByBase, OfBase, by_turn, pack_turns
+from marft_jax.learning.batch import Batch, OfBase, pack_turns
+from marft_jax.learning.chain import TurnKey
 from marft_jax.models.lora import Adapters
 from marft_jax.models.weights.load import BaseModel
 from marft_jax.settings.config import Update
@@ -40,31 +41,28 @@ class Teaching(NamedTuple):
 
 
 def pack_taught(
-    episodes: Sequence[Episode], team: Team, teaching: Teaching, config: Update, **how: Any
+    episodes: Sequence[Episode], team: Team, teaching: Teaching, config: Update, **options: Any
 ) -> dict[str, OfBase]:
     """Packs the actions of agents with a teacher behind what the teachers read.
 
     Args:
-        how: further arguments of ``pack_turns``.
+        options: further arguments of ``pack_turns``.
 
     Raises:
         BadInput: a teacher needs the answers, and the environment gives none.
     """
     shown = [_shown(episode, team, teaching) for episode in episodes]
     _check_answers(shown, team)
-    shown = [own if own is not None else episodes[e] for e, own in enumerate(shown)]
-    how["bases"] = teaching.on
-    return pack_turns(shown, teaching.owners, config, "token", **how)[0]
+    shown = [known or episodes[e] for e, known in enumerate(shown)]
+    return pack_turns(shown, teaching.owners, config, "token", bases=teaching.on, **options)[0]
 
 
-def teacher_advantage(batch: Batch, teacher: ByBase) -> np.ndarray:
+def teacher_advantage(batch: Batch, of_teacher: Mapping[TurnKey, np.ndarray]) -> np.ndarray:
     """A_j = log p_teacher − log p_student of each sampled token, ``[E, J]``; 0 without a teacher.
 
     Args:
-        teacher: log-probs of the data of ``batch.taught``, of each base.
+        of_teacher: log-probs of the turns of ``batch.taught``.
     """
-    assert batch.taught is not None
-    of_teacher = by_turn(batch.taught, teacher, "token")
     pairs = zip(batch.chain.turns, batch.behaviour, strict=True)
     return batch.chain.lay([of_teacher.get(turn, student) - student for turn, student in pairs])
 
@@ -91,7 +89,7 @@ def _shown(episode: Episode, team: Team, teaching: Teaching) -> Episode | None:
 
 
 def _check_answers(shown: Sequence[Episode | None], team: Team) -> None:
-    if all(own is None for own in shown):
+    if all(episode is None for episode in shown):
         sees = next(t.sees for t in team.teachers if t is not None)
         raise BadInput(
             f"teacher: sees {sees!r}: expected the answer as `reference` in StepResult.info of the "

@@ -23,7 +23,7 @@ class Adapter(NamedTuple):
     """One adapter by itself, on the host.
 
     Attributes:
-        factors: ``{"q": {"a", "b"}, ...}`` of its own rank.
+        factors: ``{"q": {"a", "b"}, ...}`` of its rank.
         moments: Adam's means and mean squares, as ``factors``; None: it begins anew.
         count: Adam's steps.
     """
@@ -147,9 +147,7 @@ def load(file: Path | str) -> Adapter:
     with readable(file, "an adapter"), safe_open(file, "numpy") as opened:
         facts = opened.metadata() or {}
         if not {"alpha", "count"} <= facts.keys():
-            raise BadInput(
-                f"{file}: expected an adapter that learning.save wrote, got other tensors"
-            )
+            raise BadInput(f"{file}: expected an adapter that policy.save wrote, got other tensors")
         for key in opened.keys():  # noqa: SIM118: no mapping
             tree, name, kind = key.split(".")
             trees[tree].setdefault(name, {})[kind] = opened.get_tensor(key)

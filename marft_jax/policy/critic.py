@@ -61,7 +61,7 @@ class CriticSpec(NamedTuple):
 
 
 class CriticRead(NamedTuple):
-    """What a critic's pass finds in a microbatch.
+    """Results of a critic's pass through a microbatch.
 
     Attributes:
         values_BX: of each unit.
@@ -100,10 +100,10 @@ def init(
         scale = (2 / d_in) ** 0.5 if i < len(hidden) else 0.1 * d_in**-0.5
         drawn = jax.random.normal(jax.random.fold_in(key, i), (members, d_in, d_out))
         head.append(scale * drawn)
-    adapters = {}
-    if mode == "lora":
-        drawing = jax.random.fold_in(key, len(widths))
-        adapters = lora.init(drawing, config, adapters=range(labels), rank=rank, targets=targets)
+    if mode != "lora":
+        return Critic(head, {})
+    drawing = jax.random.fold_in(key, len(widths))
+    adapters = lora.init(drawing, config, adapters=range(labels), rank=rank, targets=targets)
     return Critic(head, adapters)
 
 
@@ -149,13 +149,13 @@ def of_heads(head: list[jax.Array], features: jax.Array, labels: jax.Array) -> j
         ``float32 [...]``.
     """
 
-    def one(kernels: list[jax.Array]) -> jax.Array:
+    def value(kernels: list[jax.Array]) -> jax.Array:
         x = features.astype(jnp.float32)
         for kernel in kernels[:-1]:
             x = jax.nn.relu(x @ kernel)
         return (x @ kernels[-1])[..., 0]
 
-    by_head = jax.vmap(one)(head)
+    by_head = jax.vmap(value)(head)
     if by_head.shape[0] == 1:
         return by_head[0]
     return jnp.take_along_axis(by_head, labels[None], axis=0)[0]

@@ -41,17 +41,20 @@ class Forbidden(NamedTuple, Generic[Array]):
 def forbidden_by(allowed: Iterable[np.ndarray | None]) -> Forbidden[np.ndarray] | None:
     """The complement of what was allowed at each learned token, ``bool [V]``, or None for any
     token; None where nothing is forbidden."""
-    found = _numbered(b"" if mask is None or mask.all() else _words(~mask) for mask in allowed)
-    return found if len(found.bits_QW) > 1 else None
+    forbidden = _numbered(b"" if mask is None or mask.all() else _words(~mask) for mask in allowed)
+    return forbidden if len(forbidden.bits_QW) > 1 else None
 
 
 def joined(parts: Iterable[tuple[Forbidden[np.ndarray] | None, int]]) -> Forbidden[np.ndarray]:
     """Of parts that follow one another, each with its number of learned tokens."""
 
     def words() -> Iterable[bytes]:
-        for own, count in parts:
-            sets = [b""] if own is None else [b"", *(x.tobytes() for x in own.bits_QW[1:])]
-            yield from (sets[n] for n in ([0] * count if own is None else own.set_A))
+        for part, count in parts:
+            if part is None:
+                yield from [b""] * count
+            else:
+                sets = [b"", *(x.tobytes() for x in part.bits_QW[1:])]
+                yield from (sets[n] for n in part.set_A)
 
     return _numbered(words())
 

@@ -38,7 +38,7 @@ class GradientSpec(NamedTuple):
 
 
 class GradientSums(NamedTuple):
-    """GradientSums over the units of one base in a minibatch, to be divided late.
+    """Sums over the units of one base in a minibatch, to be divided late.
 
     Attributes:
         gradient: of each adapter.
@@ -53,7 +53,7 @@ class GradientSums(NamedTuple):
 
 
 class CriticSums(NamedTuple):
-    """GradientSums over units that a critic reads, to be divided late.
+    """Sums over the units that a critic reads, to be divided late.
 
     Attributes:
         gradient: of each part of the critic.
@@ -72,7 +72,7 @@ _BY_ADAPTER = ("units", "count", "kl", "moving", "nonfinite")
 
 
 def no_sums(spec: GradientSpec, places: int, adapters: lora.Adapters) -> GradientSums:
-    """GradientSums over no unit, for each place along the mesh's ``data`` axis."""
+    """Sums over no unit, for each place along the mesh's ``data`` axis."""
     names = "units", "tokens", *measures(spec.objective)
     none_N, none_P = jnp.zeros(lora.shape_of(adapters)[0]), jnp.zeros(spec.labels)
     by_adapter = {name: none_N for name in _BY_ADAPTER}
@@ -82,7 +82,7 @@ def no_sums(spec: GradientSpec, places: int, adapters: lora.Adapters) -> Gradien
 def no_critic_sums(
     spec: critic_lib.CriticSpec, places: int, critic: critic_lib.Critic
 ) -> CriticSums:
-    """GradientSums over no unit, for each place along the mesh's ``data`` axis."""
+    """Sums over no unit, for each place along the mesh's ``data`` axis."""
     none_P = jnp.zeros(spec.labels)
     return _nothing(places, CriticSums(critic, jnp.zeros(()), none_P, none_P))
 
@@ -109,10 +109,10 @@ def accumulate(
     rows, on a leading axis that is split over the places; they meet once for each step of the
     optimiser.
     """
-    one = functools.partial(gradients, spec, base, adapters, scale)
-    more, seen = _at_each_place(one, places, rows, inputs)
-    told = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), (seen.logprobs_BA, seen.loss_BX))
-    return jax.tree.map(jnp.add, sums, more), told
+    run = functools.partial(gradients, spec, base, adapters, scale)
+    more, seen = _at_each_place(run, places, rows, inputs)
+    of_data = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), (seen.logprobs_BA, seen.loss_BX))
+    return jax.tree.map(jnp.add, sums, more), of_data
 
 
 def accumulate_values(
@@ -127,8 +127,8 @@ def accumulate_values(
     sums: CriticSums,
 ) -> CriticSums:
     """Adds a microbatch's gradient sums of the critic; see ``accumulate``."""
-    one = functools.partial(value_gradients, spec, base, critic)
-    more = _at_each_place(one, places, rows, inputs, features_BXD)
+    run = functools.partial(value_gradients, spec, base, critic)
+    more = _at_each_place(run, places, rows, inputs, features_BXD)
     return jax.tree.map(jnp.add, sums, more)
 
 
@@ -152,9 +152,9 @@ def gradients(
         return hidden_BAD, {name: x for name, x in adapters.items() if name == lora.UNEMBED}
 
     def loss(hidden_BAD: jax.Array, unembed: lora.Adapters) -> tuple[jax.Array, UnitValues]:
-        own = logprobs.on_vocabulary(unembed, scale, logprobs.dtype_of(base))
+        fused = logprobs.on_vocabulary(unembed, scale, logprobs.dtype_of(base))
         scored = logprobs.score_actions(
-            spec.graphdef, base, hidden_BAD, r, "entropy" in inputs.units, own
+            spec.graphdef, base, hidden_BAD, r, "entropy" in inputs.units, fused
         )
         seen = objective_of_units(spec.objective, r, inputs, *scored)
         mask_BX = r.decision_mask(spec.objective.level)
@@ -200,18 +200,18 @@ def _isolated(
         (gradient, which entries were left out, what the loss returned).
     """
     (y, more), pull = jax.vjp(forward, x)
-    found, (d_y, d_more) = jax.value_and_grad(loss, (0, 1), has_aux=True)(y, more)
+    of_loss, (d_y, d_more) = jax.value_and_grad(loss, (0, 1), has_aux=True)(y, more)
     broken = ~jnp.isfinite(d_y)
     if y.ndim == 3:  # all channels of a token
         broken = broken.any(-1, keepdims=True)
     [gradient] = pull((jnp.where(broken, 0, d_y), d_more))
-    return gradient, broken.reshape(y.shape[:2]), found
+    return gradient, broken.reshape(y.shape[:2]), of_loss
 
 
 def _sums_by(labels: jax.Array, mask: jax.Array, size: int) -> Callable[[jax.Array], jax.Array]:
     """Sums up the numbers of each label; a NaN is in no other label's sum."""
-    is_own = jax.nn.one_hot(labels, size, dtype=bool) & (mask[..., None] > 0)
-    return lambda x: jnp.where(is_own, x[..., None], 0).sum((0, 1), dtype=jnp.float32)
+    of_label = jax.nn.one_hot(labels, size, dtype=bool) & (mask[..., None] > 0)
+    return lambda x: jnp.where(of_label, x[..., None], 0).sum((0, 1), dtype=jnp.float32)
 
 
 def _sums_by_adapter(
@@ -238,10 +238,11 @@ def _sums_by_label(
     mask_BX, label_BX, _ = logprobs.decision_labels(r, spec.objective.level)
     by_unit = _sums_by(label_BX, mask_BX, spec.labels)
     by_token = _sums_by(logprobs.token_agents(r), r.actions.mask_BA, spec.labels)
-    found = {
+    return {
         "units": by_unit(jnp.ones_like(mask_BX)),
         "tokens": by_token(jnp.ones_like(r.actions.mask_BA)),
+        **{
+            name: (by_token if measure.tokens else by_unit)(measure.of(seen))
+            for name, measure in measures(spec.objective).items()
+        },
     }
-    for name, measure in measures(spec.objective).items():
-        found[name] = (by_token if measure.tokens else by_unit)(measure.of(seen))
-    return found

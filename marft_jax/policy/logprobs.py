@@ -85,7 +85,7 @@ def _in_chunks(
     unembed: lora.FusedAdapters | None,
     run: Callable[..., Any],
 ) -> Any:
-    """What ``run`` finds of (hidden states, vocabulary, targets, temperatures) of a chunk of action
+    """Results of ``run`` on (hidden states, vocabulary, targets, temperatures) of a chunk of action
     tokens, put together to ``[B, A, ...]``."""
     b, a, _ = hidden_BAD.shape
     vocabulary, forbidden = decoder.vocabulary(graphdef, base), r.actions.forbidden
@@ -94,14 +94,14 @@ def _in_chunks(
     chunk = -(-a // chunks)  # equal chunks, as one that is not full costs as much as a full chunk
 
     def score(_: None, chunked: _Chunk) -> tuple[None, Any]:
-        (hidden, targets, temperature, sets, owners), own = chunked, vocabulary
+        (hidden, targets, temperature, sets, owners), of_chunk = chunked, vocabulary
         if owners is not None:
-            own = own.adapted(unembed, owners)
+            of_chunk = of_chunk.adapted(unembed, owners)
         if forbidden is not None and sets is not None:
             never = forbidden.at(sets, len(vocabulary.matrix_VD))
-            own = dataclasses.replace(own, never=never)
+            of_chunk = dataclasses.replace(of_chunk, never=never)
         with jax.named_scope("vocabulary"):
-            return None, run(hidden, own, targets, temperature)
+            return None, run(hidden, of_chunk, targets, temperature)
 
     def split(x: jax.Array) -> jax.Array:
         fill = [(0, 0), (0, -a % chunk)] + [(0, 0)] * (x.ndim - 2)
@@ -169,18 +169,6 @@ def policy_states(
     return hidden_states(graphdef, base, r, r.actions.index_BA, adapters, owners_BT, scale)
 
 
-def action_logprobs(
-    graphdef: Graph,
-    base: decoder.Base,
-    adapters: lora.Adapters | None,
-    scale: jax.Array | float,
-    r: Rows[jax.Array],
-) -> tuple[jax.Array, jax.Array]:
-    """``score_actions`` of the policy."""
-    states_BAD, unembed = _through_policy(graphdef, base, adapters, scale, r)
-    return score_actions(graphdef, base, states_BAD, r, unembed=unembed)
-
-
 def forward(
     graphdef: Graph,
     *,
@@ -191,7 +179,8 @@ def forward(
 ) -> jax.Array:
     """Log-probs of the learned tokens under adapters, ``[B, A]``; without any, of the base."""
     with jax.named_scope("forward"):
-        return action_logprobs(graphdef, base, adapters, scale, r)[0]
+        states_BAD, unembed = _through_policy(graphdef, base, adapters, scale, r)
+        return score_actions(graphdef, base, states_BAD, r, unembed=unembed)[0]
 
 
 def top_tokens(
@@ -224,8 +213,8 @@ def on_vocabulary(
     adapters: lora.Adapters, scale: jax.Array | float, dtype: jnp.dtype
 ) -> lora.FusedAdapters | None:
     """Those of the matrix to logits alone; None where there are none."""
-    own = {name: pair for name, pair in adapters.items() if name == lora.UNEMBED}
-    return lora.fuse(own, scale, dtype) if own else None
+    unembed = {name: pair for name, pair in adapters.items() if name == lora.UNEMBED}
+    return lora.fuse(unembed, scale, dtype) if unembed else None
 
 
 def decision_labels(r: Rows[jax.Array], level: Level) -> tuple[jax.Array, jax.Array, jax.Array]:
@@ -262,10 +251,10 @@ def per_decision(
     divided by ``divisor_BK``."""
     if level == "token":
         return x_BA
-    is_own_BAK = jax.nn.one_hot(r.actions.turn_BA, divisor_BK.shape[1], dtype=bool)
-    is_own_BAK &= r.actions.mask_BA[..., None] > 0
+    of_turn_BAK = jax.nn.one_hot(r.actions.turn_BA, divisor_BK.shape[1], dtype=bool)
+    of_turn_BAK &= r.actions.mask_BA[..., None] > 0
     # selected, not multiplied: 0 * NaN would carry one turn's NaN to all turns of the row
-    return jnp.where(is_own_BAK, x_BA[..., None], 0).sum(1) / divisor_BK
+    return jnp.where(of_turn_BAK, x_BA[..., None], 0).sum(1) / divisor_BK
 
 
 def dtype_of(base: decoder.Base) -> jnp.dtype:

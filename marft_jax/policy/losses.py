@@ -74,7 +74,7 @@ def reference_kl(logprobs: jax.Array, reference_logprobs: jax.Array, estimator: 
 
 
 def correction_weight(
-    logprobs: jax.Array, behaviour_logprobs: jax.Array, how: str, cap: float, floor: float = 0.0
+    logprobs: jax.Array, behaviour_logprobs: jax.Array, kind: str, cap: float, floor: float = 0.0
 ) -> jax.Array:
     """w = exp(logprobs − behaviour), the weight of samples from another policy.
 
@@ -83,7 +83,7 @@ def correction_weight(
     decoupled with a floor: IcePop (arXiv 2510.18855).
     """
     weight = jnp.exp(jnp.minimum(logprobs - behaviour_logprobs, _MOST))
-    weight = jnp.where(weight > cap, 0.0 if how == "decoupled" else cap, weight)
+    weight = jnp.where(weight > cap, 0.0 if kind == "decoupled" else cap, weight)
     return jnp.where(weight < floor, 0.0, weight) if floor else weight
 
 

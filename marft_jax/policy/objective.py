@@ -1,7 +1,7 @@
-"""What is minimised, and what is told of it: a loss of each unit from the log-probs of its tokens.
+"""What is minimised, and what is measured: a loss of each unit from the log-probs of its tokens.
 
 A unit is what has one ratio and one loss: a turn or a token. ``measures`` is the one table of what
-metrics and the guard are told of units and tokens.
+metrics and the guard read of units and tokens.
 """
 
 from __future__ import annotations
@@ -23,19 +23,13 @@ Loss = Callable[[jax.Array, Mapping[str, jax.Array]], jax.Array]
 the data's inputs, and ``old``: the log-probs under the policy that sampled."""
 
 
-def _ppo(logprobs: jax.Array, inputs: Mapping[str, jax.Array]) -> jax.Array:
-    return losses.clipped_policy_loss(logprobs, inputs["old"], inputs["advantages"], clip=0.2)
-
-
-def _importance(logprobs: jax.Array, inputs: Mapping[str, jax.Array]) -> jax.Array:
-    return -losses.ratio(logprobs, inputs["old"]) * inputs["advantages"]
-
-
 LOSSES: dict[str, Loss] = {
-    "cross_entropy": lambda logprobs, inputs: -logprobs,
-    "importance_sampling": _importance,
-    "ppo": _ppo,
-    "reinforce": lambda logprobs, inputs: -logprobs * inputs["advantages"],
+    "cross_entropy": lambda logprobs, x: -logprobs,
+    "importance_sampling": lambda logprobs, x: -losses.ratio(logprobs, x["old"]) * x["advantages"],
+    "ppo": lambda logprobs, x: losses.clipped_policy_loss(
+        logprobs, x["old"], x["advantages"], clip=0.2
+    ),
+    "reinforce": lambda logprobs, x: -logprobs * x["advantages"],
 }
 """Losses by name: −log π;  −π/π_old · A;  PPO's with ε = 0.2;  −log π · A."""
 
@@ -50,7 +44,7 @@ class Objective(NamedTuple):
         loss: of each unit.
         clip: (ε, ε_high), for the fraction of ratios outside 1 − ε to 1 + ε_high; None if the loss
             clips nothing.
-        correction: (how, cap, floor) of ``losses.correction_weight``, from the ``proximal``
+        correction: (kind, cap, floor) of ``losses.correction_weight``, from the ``proximal``
             log-probs of tokens: those of the policy at the start of the update.
         corrects_turns: the correction is that of the turn, for all its tokens.
         kl: (coefficient, estimator) of the KL to the ``reference`` log-probs of tokens.
@@ -101,23 +95,23 @@ class UnitValues(NamedTuple):
 
 
 class Measure(NamedTuple):
-    """What is told of units or tokens.
+    """A number of units or tokens, for metrics and the guard.
 
     Attributes:
         of: the number of each.
-        told: its mean over the units of a training step; its mean over the tokens of the first
+        reduction: its mean over the units of a training step; its mean over the tokens of the first
             minibatch; or how many tokens or units it marks as not finite.
         tokens: it is of tokens.
     """
 
     of: Callable[[UnitValues], jax.Array]
-    told: Literal["mean", "first", "nonfinite"]
+    reduction: Literal["mean", "first", "nonfinite"]
     tokens: bool = False
 
 
 def measures(objective: Objective) -> dict[str, Measure]:
-    """What is told of an objective's units and tokens, by name."""
-    found = {
+    """Measures of an objective's units and tokens, by name."""
+    table = {
         "entropy": Measure(lambda x: x.entropy_BX, "mean"),
         "approx_kl": Measure(lambda x: losses.approx_kl(x.new_BX, x.old_BX), "mean"),
         "logprob_gap": Measure(lambda x: jnp.abs(x.logprobs_BA - x.behaviour_BA), "first", True),
@@ -126,12 +120,12 @@ def measures(objective: Objective) -> dict[str, Measure]:
         "advantages": Measure(lambda x: ~jnp.isfinite(advantages(x.inputs)), "nonfinite"),
     }
     if (clip := objective.clip) is not None:
-        found["clip_fraction"] = Measure(
+        table["clip_fraction"] = Measure(
             lambda x: losses.clip_fraction(x.new_BX, x.old_BX, *clip), "mean"
         )
     if objective.correction is not None:
-        found["correction_weight"] = Measure(lambda x: x.correction_BX, "mean")
-    return found
+        table["correction_weight"] = Measure(lambda x: x.correction_BX, "mean")
+    return table
 
 
 def advantages(inputs: Inputs) -> jax.Array:
@@ -158,12 +152,12 @@ def objective_of_units(
     new_BX, old_BX, entropy_BX = log_prob(logprobs_BA), log_prob(behaviour_BA), mean(entropy_BA)
     correction_BX = jnp.ones_like(r.decision_mask(level))
     if objective.correction is not None:
-        how, cap, floor = objective.correction
+        kind, cap, floor = objective.correction
         present_BA = inputs.tokens["proximal"]
         stale, old_BX = (log_prob(present_BA), old_BX), log_prob(present_BA)
         if objective.corrects_turns:
             stale = logprobs.turn_sums(present_BA, r), logprobs.turn_sums(behaviour_BA, r)
-        correction_BX = losses.correction_weight(*stale, how, cap, floor)
+        correction_BX = losses.correction_weight(*stale, kind, cap, floor)
     loss_BX = check_loss(objective.loss(new_BX, {**inputs.units, "old": old_BX}), new_BX)
     loss_BX = loss_BX * correction_BX
     if "entropy" in inputs.units:

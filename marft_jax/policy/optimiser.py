@@ -1,7 +1,7 @@
 """Optimiser steps, one for each adapter, each value head and each of the critic's adapters.
 
 They are stacked, and Adam and clipping mapped over their leading axis, so that no adapter's
-gradient touches another's step. How a step is taken are arrays over this axis: no rate is compiled.
+gradient touches another's step. Rates and the like are arrays over this axis: none is compiled.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Numbers = jax.Array | np.ndarray | float
 
 
 class Adam(NamedTuple):
-    """How a step is taken (Kingma and Ba 2014, algorithm 1): one number for all members, or an
+    """Update rule of a step (Kingma and Ba 2014, algorithm 1): one number for all members, or an
     array ``[M]``.
 
     Attributes:
@@ -64,7 +64,7 @@ def adam(
     always: Any = False,
     max_kl: Any = None,
 ) -> Adam:
-    """How a step is taken, with the defaults of a team's; arguments as of ``Adam``."""
+    """Makes an update rule, with the defaults of a team's; arguments as of ``Adam``."""
     one_minus_b1, one_minus_b2 = 1 - np.asarray(b1, np.float64), 1 - np.asarray(b2, np.float64)
     numbers = rate, b1, b2, one_minus_b1, one_minus_b2, eps, decay, clip, moves, always
     kinds = [np.float32] * (len(numbers) - 2) + [np.bool_, np.bool_]
@@ -88,7 +88,9 @@ class PolicyState(NamedTuple):
     reference: lora.Adapters | tuple[()] = ()
 
 
-def optim_step(policy: PolicyState, sums: GradientSums, how: Adam) -> tuple[PolicyState, jax.Array]:
+def optim_step(
+    policy: PolicyState, sums: GradientSums, rule: Adam
+) -> tuple[PolicyState, jax.Array]:
     """Takes a step of the adapters of one base; also returns their gradient norms, ``[N]``.
 
     An adapter takes no step where the gradient of one of its tokens, or the sum of them, is not
@@ -99,21 +101,21 @@ def optim_step(policy: PolicyState, sums: GradientSums, how: Adam) -> tuple[Poli
         sums: for each place along the mesh's ``data`` axis.
     """
     sums = jax.tree.map(lambda x: x.sum(0), sums)
-    own = sums.by_adapter
-    moves_N = how.moves & (how.always | (own["moving"] > 0))
-    if how.max_kl is not None:
-        moves_N &= own["kl"] / jnp.maximum(own["units"], 1) <= how.max_kl
+    by_adapter = sums.by_adapter
+    moves_N = rule.moves & (rule.always | (by_adapter["moving"] > 0))
+    if rule.max_kl is not None:
+        moves_N &= by_adapter["kl"] / jnp.maximum(by_adapter["units"], 1) <= rule.max_kl
     adapters, adapters_opt, norm_N = _step(
-        how._replace(moves=moves_N),
+        rule._replace(moves=moves_N),
         (policy.adapters, policy.adapters_opt, sums.gradient),
-        own["count"],
-        own["nonfinite"],
+        by_adapter["count"],
+        by_adapter["nonfinite"],
     )
     return policy._replace(adapters=adapters, adapters_opt=adapters_opt), norm_N
 
 
 def critic_step(
-    critic: critic_lib.Critic, critic_opt: critic_lib.Critic, sums: CriticSums, how: Adam
+    critic: critic_lib.Critic, critic_opt: critic_lib.Critic, sums: CriticSums, rule: Adam
 ) -> tuple[critic_lib.Critic, critic_lib.Critic, jax.Array]:
     """Takes a step of the critic over one base; also returns the gradient norms of its parts.
 
@@ -123,18 +125,18 @@ def critic_step(
     sums = jax.tree.map(lambda x: x.sum(0), sums)
     numbers = (critic_lib.units_of_parts(critic, x) for x in (sums.units_P, sums.nonfinite_P))
     parts = zip(critic, critic_opt, sums.gradient, *numbers, strict=True)
-    stepped = [_step(how._replace(moves=n > 0), (x, o, g), n, bad) for x, o, g, n, bad in parts]
+    stepped = [_step(rule._replace(moves=n > 0), (x, o, g), n, bad) for x, o, g, n, bad in parts]
     critic, critic_opt, norms = (critic_lib.Critic(*part) for part in zip(*stepped, strict=True))
     return critic, critic_opt, jnp.concatenate(norms)
 
 
 def _step(
-    how: Adam,
+    rule: Adam,
     part: tuple[optax.Params, optax.OptState, optax.Updates],
     count_M: jax.Array,
     nonfinite_M: jax.Array,
 ) -> tuple[optax.Params, optax.OptState, jax.Array]:
-    """A step of stacked members, each with its own clipping and Adam state.
+    """A step of stacked members, each with a clipping and Adam state.
 
     Args:
         part: parameters, optimiser state and gradient sums, leading axis M; or empty trees.
@@ -159,26 +161,26 @@ def _step(
     gradient = jax.tree.map(lambda g: g / per_member(jnp.maximum(count_M, 1), g), gradient)
     norm_M = jax.vmap(optax.tree.norm)(gradient)
     is_sound_M = jnp.isfinite(norm_M) & (nonfinite_M == 0)
-    moves_M = how.moves & is_sound_M
-    updates, new_opt = _adam(how, gradient, norm_M, opt, per_member)
+    moves_M = rule.moves & is_sound_M
+    updates, new_opt = _adam(rule, gradient, norm_M, opt, per_member)
 
     def moved(x: jax.Array, update: jax.Array) -> jax.Array:
-        return x - per_member(how.rate, x) * (update + per_member(how.decay, x) * x)
+        return x - per_member(rule.rate, x) * (update + per_member(rule.decay, x) * x)
 
     new = jax.tree.map(moved, params, updates)
     return choose(new, params), choose(new_opt, opt), jnp.where(is_sound_M, norm_M, jnp.nan)
 
 
 def _adam(
-    how: Adam, gradient: Any, norm_M: jax.Array, opt: Any, per_member: Any
+    rule: Adam, gradient: Any, norm_M: jax.Array, opt: Any, per_member: Any
 ) -> tuple[Any, optax.OptState]:
     """Clips by the norm of each member, then takes Adam's direction; the rate comes later."""
     empty, state = opt
     count_M = optax.safe_increment(state.count)
 
     def clipped(g: jax.Array) -> jax.Array:
-        cut = g / per_member(norm_M, g) * per_member(how.clip, g)
-        return jnp.where(per_member(norm_M < how.clip, g), g, cut)
+        cut = g / per_member(norm_M, g) * per_member(rule.clip, g)
+        return jnp.where(per_member(norm_M < rule.clip, g), g, cut)
 
     def mean(rest: Any, x: jax.Array, b: Any, moment: jax.Array) -> jax.Array:
         return per_member(rest, x) * x + per_member(b, x) * moment
@@ -187,11 +189,11 @@ def _adam(
         return moment / per_member(1 - b**count_M, moment)
 
     gradient = jax.tree.map(clipped, gradient)
-    mu = jax.tree.map(lambda g, m: mean(how.one_minus_b1, g, how.b1, m), gradient, state.mu)
-    nu = jax.tree.map(lambda g, v: mean(how.one_minus_b2, g * g, how.b2, v), gradient, state.nu)
+    mu = jax.tree.map(lambda g, m: mean(rule.one_minus_b1, g, rule.b1, m), gradient, state.mu)
+    nu = jax.tree.map(lambda g, v: mean(rule.one_minus_b2, g * g, rule.b2, v), gradient, state.nu)
 
     def direction(m: jax.Array, v: jax.Array) -> jax.Array:
-        return unbiased(m, how.b1) / (jnp.sqrt(unbiased(v, how.b2)) + per_member(how.eps, m))
+        return unbiased(m, rule.b1) / (jnp.sqrt(unbiased(v, rule.b2)) + per_member(rule.eps, m))
 
     updates = jax.tree.map(direction, mu, nu)
     return updates, (empty, state._replace(count=count_M, mu=mu, nu=nu))

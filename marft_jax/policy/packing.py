@@ -53,15 +53,15 @@ class PackedRows(NamedTuple):
             x: where these stand in rows, ``[U, B, K or A, ...]``.
         """
         places = self.units if level == "action" else self.tokens
-        own = x.reshape(-1, *x.shape[3:])[places]
-        return np.split(own, np.cumsum(self.counts[:, int(level == "token")])[:-1])
+        in_order = x.reshape(-1, *x.shape[3:])[places]
+        return np.split(in_order, np.cumsum(self.counts[:, int(level == "token")])[:-1])
 
     def in_rows(self, of_data: Sequence[np.ndarray], level: Level) -> np.ndarray:
         """Numbers of each datum where they stand in rows, ``float32 [U, B, K or A]``; 0 for
         padding."""
-        found = np.zeros_like(self.rows.decision_mask(level))
-        found.flat[self.units if level == "action" else self.tokens] = np.concatenate(of_data)
-        return found
+        in_rows = np.zeros_like(self.rows.decision_mask(level))
+        in_rows.flat[self.units if level == "action" else self.tokens] = np.concatenate(of_data)
+        return in_rows
 
 
 def pack_rows(
@@ -87,7 +87,9 @@ def pack_rows(
     """
     sizes = microbatch_tokens, shards, d_model
     if branches:
-        blocks = [sorted(own, key=lambda i: (data[i].owner, data[i].sort_key)) for own in blocks]
+        blocks = [
+            sorted(block, key=lambda i: (data[i].owner, data[i].sort_key)) for block in blocks
+        ]
     chosen = layout(data, blocks, branches, *sizes)
     if branches > 1:
         apart = layout(data, blocks, 0, *sizes)
@@ -95,8 +97,7 @@ def pack_rows(
             chosen, branches = apart, 0
     packed, width, passes, height = chosen
     counts = np.array([(datum.units[-1] + 1, len(datum.targets)) for datum in data])
-    filled = [counts[row].sum(0) for of_block in packed for row in of_block]
-    units, actions = np.max(filled, axis=0).tolist()
+    units, actions = np.max([counts[row].sum(0) for block in packed for row in block], 0).tolist()
     tokens, turns = action_slots(actions), bucket(units, least=16, rungs=1)
     sets = [[_forbidden(data, row) for row in of_block] for of_block in packed]
     rows = empty_rows((len(blocks) * passes, height), width, tokens, turns, _room(sets))
@@ -105,12 +106,12 @@ def pack_rows(
     for begin, of_block in zip(count(step=passes), packed):
         for i, row in enumerate(rng.permutation(len(of_block))):
             at, numbers = (begin + i % passes, i // passes), of_block[row]
-            one = jax.tree.map(lambda x, at=at: x[at], rows)
-            fill_row(one, [data[n] for n in numbers], branches, sets[begin // passes][row])
+            views = jax.tree.map(lambda x, at=at: x[at], rows)
+            fill_row(views, [data[n] for n in numbers], branches, sets[begin // passes][row])
             for kind, places in enumerate(flat):
                 spans = zip((ends - counts)[numbers, kind], ends[numbers, kind], strict=True)
-                own = np.concatenate([np.arange(*span) for span in spans])
-                places[own] = (at[0] * height + at[1]) * sizes[kind] + np.arange(len(own))
+                filled = np.concatenate([np.arange(*span) for span in spans])
+                places[filled] = (at[0] * height + at[1]) * sizes[kind] + np.arange(len(filled))
     read = int((rows.tokens.owners_BT >= 0).sum())
     shared = sum(len(datum.ids) for datum in data) - read
     return PackedRows(rows, len(blocks), *flat, counts, read, shared)
@@ -122,7 +123,7 @@ def _forbidden(data: Sequence[Datum], row: Sequence[int]) -> Forbidden[np.ndarra
 
 def _room(sets: Sequence[Sequence[Forbidden[np.ndarray]]]) -> tuple[int, int] | None:
     """Sets of forbidden tokens that each row has room for, and their words; None without any."""
-    most, words = np.max([own.bits_QW.shape for of_block in sets for own in of_block], axis=0)
+    most, words = np.max([row.bits_QW.shape for of_block in sets for row in of_block], axis=0)
     return (bucket(int(most), least=4, rungs=1), int(words)) if words else None
 
 

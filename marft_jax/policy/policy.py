@@ -110,12 +110,12 @@ class Packed(NamedTuple):
             read: of each microbatch, ``[B, K or A, ...]``; of parts whose units differ, the level
                 is that of each part.
         """
-        found, rest = dict[int, np.ndarray](), iter(mesh_lib.fetch(list(read)))
+        by_number, rest = dict[int, np.ndarray](), iter(mesh_lib.fetch(list(read)))
         for part in self.parts:
             x = np.stack([next(rest) for _ in part.rows])
-            own = part.host.by_datum(x, level or part.level)
-            found |= dict(zip(part.numbers, own, strict=True))
-        return [found[i] for i in range(len(found))]
+            of_part = part.host.by_datum(x, level or part.level)
+            by_number |= dict(zip(part.numbers, of_part, strict=True))
+        return [by_number[i] for i in range(len(by_number))]
 
     def carry(
         self,
@@ -123,33 +123,24 @@ class Packed(NamedTuple):
         units: Mapping[str, Sequence[np.ndarray]],
         tokens: Mapping[str, Sequence[np.ndarray]],
     ) -> Packed:
-        """Lets the data carry numbers to a loss; see ``objective.Inputs``.
+        """Lets the data of one part carry numbers to a loss; see ``objective.Inputs``.
 
         Args:
             level: what a unit is.
             units, tokens: numbers by name, of the units and of the learned tokens of each datum.
         """
-        return self._replace(parts=tuple(self._carry(p, level, units, tokens) for p in self.parts))
-
-    def _carry(
-        self, part: Part, level: Level, *of_data: Mapping[str, Sequence[np.ndarray]]
-    ) -> Part:
-        def in_rows(of_data: Mapping[str, Sequence[np.ndarray]], level: Level) -> dict[str, Any]:
-            return {
-                name: part.host.in_rows([x[i] for i in part.numbers], level)
-                for name, x in of_data.items()
-            }
-
+        [part] = self.parts
         mask = part.host.rows.decision_mask(level)
-        of_units, of_tokens = of_data
-        units: Any = {"weights": mask, "counts": np.zeros_like(mask), **in_rows(of_units, level)}
-        inputs = Inputs(units, in_rows(of_tokens, "token"))
-        put = mesh_lib.put(microbatches(inputs), mesh_lib.rows(self.mesh))
-        return part._replace(inputs=put)
+        of_units: Any = {"weights": mask, "counts": np.zeros_like(mask)}
+        of_units |= {name: part.host.in_rows(x, level) for name, x in units.items()}
+        of_tokens: Any = {name: part.host.in_rows(x, "token") for name, x in tokens.items()}
+        inputs = microbatches(Inputs(of_units, of_tokens))
+        part = part._replace(inputs=mesh_lib.put(inputs, mesh_lib.rows(self.mesh)))
+        return self._replace(parts=(part,))
 
 
 class DatumResult(NamedTuple):
-    """What a forward and backward pass found of one datum.
+    """What a forward and backward pass computes for one datum.
 
     Attributes:
         logprobs: of its learned tokens, ``[A]``.
@@ -161,7 +152,7 @@ class DatumResult(NamedTuple):
 
 
 class Results(NamedTuple):
-    """What a forward and backward pass found, still on the mesh."""
+    """Results of a forward and backward pass, still on the mesh."""
 
     packed: Packed
     read: list[tuple[jax.Array, jax.Array]]
@@ -169,8 +160,8 @@ class Results(NamedTuple):
     def by_datum(self) -> list[DatumResult]:
         """Fetches the results of each datum, in the order of the data."""
         logprobs, losses = zip(*self.read, strict=True)
-        found = self.packed.by_datum(logprobs, "token"), self.packed.by_datum(losses)
-        return [DatumResult(*both) for both in zip(*found, strict=True)]
+        columns = self.packed.by_datum(logprobs, "token"), self.packed.by_datum(losses)
+        return list(map(DatumResult, *columns))
 
 
 def open_policy(
@@ -232,15 +223,13 @@ def pack(policy: Policy, data: Sequence[Datum]) -> Packed:
         raise BadInput("expected data, got none")
     parts = list[Part]()
     for (level, *_), numbers in groups.items():
-        own = [data[i] for i in numbers]
+        alike = [data[i] for i in numbers]
         host = pack_rows(
-            own, [range(len(own))], _TOKENS, shards=mesh_lib.row_shards(policy.mesh),
+            alike, [range(len(alike))], _TOKENS, shards=mesh_lib.row_shards(policy.mesh),
             rng=np.random.default_rng(0), branches=config.branches, d_model=config.d_model,
         )  # fmt: skip
-        [part] = place(policy.mesh, host, level).parts
-        one = Packed(policy.mesh, (part,))
-        units = {name: [datum.inputs[name] for datum in own] for name in own[0].inputs}
-        [part] = one.carry(level, units, {}).parts
+        units = {name: [datum.inputs[name] for datum in alike] for name in alike[0].inputs}
+        [part] = place(policy.mesh, host, level).carry(level, units, {}).parts
         parts.append(part._replace(numbers=numbers))
     return Packed(policy.mesh, tuple(parts))
 
@@ -253,18 +242,22 @@ def place(mesh: Mesh, host: PackedRows, level: Level = "action") -> Packed:
 
 def forward(policy: Policy, packed: Packed) -> list[np.ndarray]:
     """Log-probs of the learned tokens of each datum, ``[A]``."""
-    run, policy_arrays = programs.forward(policy.mesh, policy.base.graphdef), policy.as_arguments
-    read = [run(**policy_arrays, r=part.rows[u]) for part, u in packed.microbatches()]
-    return packed.by_datum(read, "token")
+    run = programs.forward(policy.mesh, policy.base.graphdef)
+    return packed.by_datum(_each(policy, packed, run), "token")
 
 
 def top(policy: Policy, packed: Packed, k: int) -> list[tuple[np.ndarray, np.ndarray]]:
     """The k likeliest tokens at the place of each learned token of each datum, the likeliest first:
     (ids, log-probs), ``[A, k]`` each."""
-    run, policy_arrays = programs.top(policy.mesh, policy.base.graphdef, k), policy.as_arguments
-    read = [run(**policy_arrays, r=part.rows[u]) for part, u in packed.microbatches()]
+    read = _each(policy, packed, programs.top(policy.mesh, policy.base.graphdef, k))
     ids, logprobs = (packed.by_datum(x, "token") for x in zip(*read, strict=True))
     return list(zip(ids, logprobs, strict=True))
+
+
+def _each(policy: Policy, packed: Packed, run: programs.Compiled) -> list[Any]:
+    """What a program computes for each microbatch."""
+    policy_arrays = policy.as_arguments
+    return [run(**policy_arrays, r=part.rows[u]) for part, u in packed.microbatches()]
 
 
 def forward_backward(
@@ -294,33 +287,25 @@ def forward_backward(
         if loss not in LOSSES:
             raise BadInput(f"loss: expected one of {[*LOSSES]}, or a function, got {loss!r:.80}")
         loss = LOSSES[loss]
+
+    def programs_at(level: Level) -> programs.GradientPrograms:
+        objective = loss if isinstance(loss, Objective) else Objective(level, loss)
+        spec = GradientSpec(policy.base.graphdef, objective, labels or len(policy.rank_N))
+        return programs.of_gradients(policy.mesh, spec)
+
     policy_arrays, read = policy.as_arguments, list[Any]()
+    total = programs_at("action").no_sums(policy.state.adapters) if sums is None else sums
     for part, u in packed.microbatches(blocks):
         check()
-        objective = loss if isinstance(loss, Objective) else Objective(part.level, loss)
-        run = _gradients_of(policy, objective, labels)
-        sums = run.no_sums(policy.state.adapters) if sums is None else sums
-        rows, inputs = part.rows[u], part.inputs[u]
-        sums, found = run.accumulate(**policy_arrays, rows=rows, inputs=inputs, sums=sums)
-        read.append(found)
-    assert sums is not None
-    return sums, Results(packed, read)
-
-
-def no_sums(policy: Policy, objective: Objective, labels: int) -> GradientSums:
-    """Gradient sums over no data."""
-    return _gradients_of(policy, objective, labels).no_sums(policy.state.adapters)
-
-
-def _gradients_of(
-    policy: Policy, objective: Objective, labels: int | None
-) -> programs.GradientPrograms:
-    labels = len(policy.rank_N) if labels is None else labels
-    return programs.of_gradients(policy.mesh, GradientSpec(policy.base.graphdef, objective, labels))
+        total, of_microbatch = programs_at(part.level).accumulate(
+            **policy_arrays, rows=part.rows[u], inputs=part.inputs[u], sums=total
+        )
+        read.append(of_microbatch)
+    return total, Results(packed, read)
 
 
 def optim_step(
-    policy: Policy, sums: GradientSums, how: Adam, *, donate: bool = False
+    policy: Policy, sums: GradientSums, rule: Adam, *, donate: bool = False
 ) -> tuple[Policy, jax.Array]:
     """Takes a step of Adam for each adapter that has data in the sums; also returns the norms of
     the gradients, ``[N]``.
@@ -328,11 +313,11 @@ def optim_step(
     Args:
         sums: of ``forward_backward`` calls. What they hold of an adapter is divided by the sum of
             its units' ``counts``, if these are given: counts of 1 make a mean.
-        how: see ``optimiser.adam``; each number is for all slots, or an array over them.
+        rule: see ``optimiser.adam``; each number is for all slots, or an array over them.
         donate: the new state takes the memory of the old one, which ends.
     """
     state = policy.state if donate else jax.tree.map(jnp.copy, policy.state)
-    state, norm_N = programs.optim_step(policy.mesh)(policy=state, sums=sums, how=how)
+    state, norm_N = programs.optim_step(policy.mesh)(policy=state, sums=sums, rule=rule)
     return policy._replace(state=state), norm_N
 
 
@@ -347,34 +332,12 @@ def read_critic(
     """
     run, params = programs.of_critic(policy.mesh, spec).read, policy.base.params
     read = [run(base=params, critic=critic, r=part.rows[u]) for part, u in packed.microbatches()]
-    rest, parts = iter(read), list[Part]()
-    for part in packed.parts:
-        parts.append(part._replace(features=[next(rest).features_BXD for _ in part.rows]))
+    [part] = packed.parts
+    packed = packed._replace(parts=(part._replace(features=[x.features_BXD for x in read]),))
     logprobs = None
     if spec.with_logprobs:
         logprobs = packed.by_datum([x.logprobs_BA for x in read], "token")
-    values = packed.by_datum([x.values_BX for x in read], spec.level)
-    return packed._replace(parts=tuple(parts)), values, logprobs
-
-
-def critic_backward(
-    policy: Policy,
-    spec: CriticSpec,
-    critic: Critic,
-    packed: Packed,
-    *,
-    blocks: Sequence[int] | np.ndarray | None = None,
-    check: Callable[[], object] = lambda: None,
-) -> CriticSums:
-    """Gradient sums of a critic's loss over data that carry what it reads; see
-    ``forward_backward``."""
-    run, params = programs.of_critic(policy.mesh, spec), policy.base.params
-    sums = run.no_sums(critic)
-    for part, u in packed.microbatches(blocks):
-        check()
-        arrays = {"rows": part.rows[u], "inputs": part.inputs[u], "features_BXD": part.features[u]}
-        sums = run.accumulate(base=params, critic=critic, **arrays, sums=sums)
-    return sums
+    return packed, packed.by_datum([x.values_BX for x in read], spec.level), logprobs
 
 
 def critic_step(
@@ -382,18 +345,35 @@ def critic_step(
     spec: CriticSpec,
     critic: Critic,
     critic_opt: Critic,
-    sums: CriticSums,
-    how: Adam,
-) -> tuple[Critic, Critic, jax.Array]:
-    """Takes a step of a critic, which is donated with its optimiser; see
-    ``optimiser.critic_step``."""
-    step = programs.of_critic(policy.mesh, spec).step
-    return step(critic=critic, critic_opt=critic_opt, sums=sums, how=how)
+    packed: Packed,
+    rule: Adam,
+    *,
+    blocks: Sequence[int] | np.ndarray | None = None,
+    check: Callable[[], object] = lambda: None,
+) -> tuple[Critic, Critic, CriticSums, jax.Array]:
+    """Takes a step of a critic, which is donated with its optimiser.
+
+    Args:
+        packed: as of ``read_critic``; the data carry what the critic's loss reads.
+        rule, blocks, check: as of ``optim_step`` and ``forward_backward``.
+
+    Returns:
+        (critic, its optimiser, its gradient sums, the gradient norms of its parts).
+    """
+    run, params = programs.of_critic(policy.mesh, spec), policy.base.params
+    sums = run.no_sums(critic)
+    for part, u in packed.microbatches(blocks):
+        check()
+        arrays = {"rows": part.rows[u], "inputs": part.inputs[u], "features_BXD": part.features[u]}
+        sums = run.accumulate(base=params, critic=critic, **arrays, sums=sums)
+    critic, critic_opt, norm_M = run.step(
+        critic=critic, critic_opt=critic_opt, sums=sums, rule=rule
+    )
+    return critic, critic_opt, sums, norm_M
 
 
 def check_slot(policy: Policy, slot: int, what: str = "slot", used: bool = False) -> None:
     """Raises ``BadInput`` for a slot that the policy lacks, or that is free and must be used."""
-    free = used and 0 <= slot < len(policy.rank_N) and not policy.rank_N[slot]
-    if free or not 0 <= slot < len(policy.rank_N):
+    if not 0 <= slot < len(policy.rank_N) or (used and not policy.rank_N[slot]):
         wanted = "a slot with an adapter" if used else "a slot"
         raise BadInput(f"{what}: expected {wanted}, from 0 to {len(policy.rank_N) - 1}, got {slot}")

@@ -36,85 +36,73 @@ class CriticPrograms(NamedTuple):
     step: Compiled
 
 
-class Compiling(NamedTuple):
-    """Makes functions that are compiled on a mesh when they are first called."""
+def compiled(
+    mesh: Mesh,
+    sharding: Any,
+    function: Callable[..., Any],
+    *fixed: Any,
+    reads_base: bool = False,
+    **options: Any,
+) -> Compiled:
+    """Makes a function that is compiled on a mesh when it is first called.
 
-    mesh: Mesh
-
-    @property
-    def places(self) -> int:
-        """Places along the mesh's ``data`` axis: each has gradient sums of its own rows."""
-        return self.mesh.shape["data"]
-
-    def __call__(
-        self, sharding: Any, function: Callable[..., Any], *fixed: Any, **options: Any
-    ) -> Compiled:
-        """The function of the arguments after ``fixed``; its results have this sharding."""
-        run = functools.partial(mesh_lib.with_mesh(self.mesh, function), *fixed)
-        return mesh_lib.serialised(self.mesh, jax.jit(run, out_shardings=sharding, **options))
-
-    @property
-    def everywhere(self) -> NamedSharding:
-        return mesh_lib.replicated(self.mesh)
-
-    @property
-    def by_rows(self) -> NamedSharding:
-        return mesh_lib.rows(self.mesh)
-
-    @property
-    def by_place(self) -> NamedSharding:
-        """Sharding of sums of each place's own rows."""
-        return NamedSharding(self.mesh, P("data"))
-
-    @property
-    def options(self) -> dict[str, Any]:
-        """Options of what runs through a base."""
-        return {"compiler_options": compilation.compiler_options(self.mesh)}
+    Args:
+        sharding: of its results.
+        fixed: its first arguments, constants of the program.
+        reads_base: it runs through a base.
+        options: further options of ``jax.jit``.
+    """
+    if reads_base:
+        options["compiler_options"] = compilation.compiler_options(mesh)
+    run = functools.partial(mesh_lib.with_mesh(mesh, function), *fixed)
+    return mesh_lib.serialised(mesh, jax.jit(run, out_shardings=sharding, **options))
 
 
 @functools.lru_cache(maxsize=64)
 def forward(mesh: Mesh, graphdef: logprobs.Graph) -> Compiled:
-    compiling = Compiling(mesh)
-    return compiling(compiling.by_rows, logprobs.forward, graphdef, **compiling.options)
+    return compiled(mesh, mesh_lib.rows(mesh), logprobs.forward, graphdef, reads_base=True)
 
 
 @functools.lru_cache(maxsize=16)
 def top(mesh: Mesh, graphdef: logprobs.Graph, k: int) -> Compiled:
-    compiling = Compiling(mesh)
-    return compiling(compiling.by_rows, logprobs.top_tokens, graphdef, k, **compiling.options)
+    return compiled(mesh, mesh_lib.rows(mesh), logprobs.top_tokens, graphdef, k, reads_base=True)
 
 
 @functools.lru_cache(maxsize=64)
 def of_gradients(mesh: Mesh, spec: GradientSpec) -> GradientPrograms:
-    compiling = Compiling(mesh)
-    apart, places = compiling.by_place, compiling.places
+    by_place, places = _by_place(mesh)
     return GradientPrograms(
-        no_sums=compiling(apart, gradients.no_sums, spec, places),
-        accumulate=compiling(
-            (apart, compiling.by_rows), gradients.accumulate, spec, places,
-            donate_argnames="sums", **compiling.options,
+        no_sums=compiled(mesh, by_place, gradients.no_sums, spec, places),
+        accumulate=compiled(
+            mesh, (by_place, mesh_lib.rows(mesh)), gradients.accumulate, spec, places,
+            reads_base=True, donate_argnames="sums",
         ),
     )  # fmt: skip
 
 
 @functools.lru_cache(maxsize=64)
 def optim_step(mesh: Mesh) -> Compiled:
-    compiling = Compiling(mesh)
-    return compiling(compiling.everywhere, optimiser.optim_step, donate_argnames="policy")
+    everywhere = mesh_lib.replicated(mesh)
+    return compiled(mesh, everywhere, optimiser.optim_step, donate_argnames="policy")
 
 
 @functools.lru_cache(maxsize=64)
 def of_critic(mesh: Mesh, spec: CriticSpec) -> CriticPrograms:
-    compiling = Compiling(mesh)
-    apart, places = compiling.by_place, compiling.places
+    by_place, places = _by_place(mesh)
     return CriticPrograms(
-        read=compiling(compiling.by_rows, critic.read, spec, **compiling.options),
-        no_sums=compiling(apart, gradients.no_critic_sums, spec, places),
-        accumulate=compiling(
-            apart, gradients.accumulate_values, spec, places,
-            donate_argnames="sums", **compiling.options,
+        read=compiled(mesh, mesh_lib.rows(mesh), critic.read, spec, reads_base=True),
+        no_sums=compiled(mesh, by_place, gradients.no_critic_sums, spec, places),
+        accumulate=compiled(
+            mesh, by_place, gradients.accumulate_values, spec, places,
+            reads_base=True, donate_argnames="sums",
         ),
-        step=compiling(
-            compiling.everywhere, optimiser.critic_step, donate_argnames=("critic", "critic_opt")
+        step=compiled(
+            mesh, mesh_lib.replicated(mesh), optimiser.critic_step,
+            donate_argnames=("critic", "critic_opt"),
         ),
     )  # fmt: skip
+
+
+def _by_place(mesh: Mesh) -> tuple[NamedSharding, int]:
+    """Sharding of sums of each place's rows, and number of places along the ``data`` axis."""
+    return NamedSharding(mesh, P("data")), mesh.shape["data"]

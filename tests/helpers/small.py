@@ -314,7 +314,8 @@ def places_EJ(batch: Batch) -> np.ndarray:
     """Flat position of each decision in the rows of the one base, in acting order."""
     packed, shape = batch.parts[MAIN].rows, decisions_shape(batch)
     flat = np.arange(np.prod(shape)).reshape(shape)
-    return batch.links({MAIN: packed.by_datum(flat, batch.level)}).astype(int)
+    of_turns = batch.parts[MAIN].data.by_turn(packed.by_datum(flat, batch.level), batch.level)
+    return batch.chain.lay(batch.chain.in_order(of_turns)).astype(int)
 
 
 def rows_of(batch: Batch) -> Any:

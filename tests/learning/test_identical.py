@@ -328,9 +328,10 @@ def estimated(algo: Algo, episodes, kl, *, rounding: float = 1e-5):
         values_EJ *= batch.chain.mask_EJ
     zero = EMA(np.zeros(()), np.zeros(()))
     means = EMA(np.zeros(3), np.zeros(3))
-    rows = batch.parts[MAIN].rows
+    data, rows, _ = batch.parts[MAIN]
     reference_UBA = rows.rows.actions.behaviour_BA - np.asarray(kl(rows.rows), np.float32)
-    reference = batch.tokens({MAIN: rows.by_datum(reference_UBA, "token")})
+    of_turns = data.by_turn(rows.by_datum(reference_UBA, "token"), "token")
+    reference = batch.chain.in_order(of_turns)
     how = algo, find_algorithm(algo.name), 3, batch, means, zero
     return estimate(*how, values_EJ=values_EJ, reference=reference, rounding=rounding)
 

@@ -8,6 +8,7 @@ import functools
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import bounds
@@ -455,7 +456,7 @@ def test_what_episodes_share_is_cut_to_whole_chunks_and_no_more_where_rows_would
             made.append(episode._replace(turns=[turn._replace(prompt=ids)]))
         packed = batch_lib.build(
             made, small.paid(made), (0, 1), algo, "action", share=True,
-            branches={MAIN: branches},
+            configs={MAIN: SimpleNamespace(branches=branches, d_model=2048)},
         )  # fmt: skip
         return packed.prefix_shared
 

@@ -173,7 +173,7 @@ def test_numbers_of_a_shared_adapter_go_to_each_agent_that_has_it():
     settings = resolve(dataclasses.replace(CONFIG, algo=Grpo()), {MAIN: ("tiny", small.CONFIG)})
     objective = objective_of(settings, find_algorithm("grpo"))
     sums = {name: jnp.zeros((1, 2)) for name in ("units", "tokens", *measures(objective))}
-    stepped = [Stepped({MAIN: sums}, {MAIN: jnp.array([norm])}, {}) for norm in (1, 3, np.inf)]
+    stepped = [Stepped([sums], {MAIN: jnp.array([norm])}, []) for norm in (1, 3, np.inf)]
     sound, broken = (report(objective, [(MAIN, 0)] * 2, some) for some in (stepped[:2], stepped))
     assert sound["grad_norm"].tolist() == [2, 2] and not sound["nonfinite"]["gradient"].any()
     assert broken["nonfinite"]["gradient"].tolist() == [1, 1]

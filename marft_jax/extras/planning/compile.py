@@ -153,7 +153,7 @@ def describe(
         critic = programs.of_critic(mesh, critic_of(settings, algorithm, graphdef, agents))
     gradients = programs.of_gradients(mesh, GradientSpec(graphdef, objective, agents))
     shards = mesh_lib.row_shards(mesh)
-    batch = longest_batch(settings, team, algorithm.level, work, shards, model.d_model)
+    batch = longest_batch(settings, team, algorithm.level, work, shards, model)
     run = PlannedRun(
         config, settings, team, model, work, mesh, here, hosts, shape, base,
         _base(config, model, here)[2], init.eval_shape(), played.slots, batch, algorithm.level,
@@ -161,7 +161,7 @@ def describe(
     )  # fmt: skip
     if taught is None:
         return run
-    read = longest_batch(settings, taught[0], "token", taught[1], shards, model.d_model)
+    read = longest_batch(settings, taught[0], "token", taught[1], shards, model)
     return run._replace(taught=read.rows, teachers=_teachers(run, taught[0]))
 
 

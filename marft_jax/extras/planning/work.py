@@ -15,6 +15,7 @@ import numpy as np
 from marft_jax.learning.batch import OfBase, pack_turns
 from marft_jax.learning.credit import CREDITS
 from marft_jax.learning.settings import LearnerSettings
+from marft_jax.models.decoder_config import DecoderConfig
 from marft_jax.rollout.branches import turns_at
 from marft_jax.settings.config import Algo, Branching, Config
 from marft_jax.team.prompts import Team
@@ -117,7 +118,7 @@ def longest_batch(
     level: Level,
     work: Work,
     shards: int,
-    d_model: int,
+    model: DecoderConfig,
 ) -> OfBase:
     """Packs the turns of such a step, by the function that packs real ones."""
     turns = []
@@ -138,6 +139,6 @@ def longest_batch(
     episodes += [episode._replace(turns=(turns[k],)) for episode in episodes for k in work.branched]
     parts, _ = pack_turns(
         episodes, team.owners, settings.algo, level,
-        shards=shards, d_models={MAIN: d_model}, prompts=settings.reads_prompts(level),
+        shards=shards, configs={MAIN: model}, prompts=settings.reads_prompts(level),
     )  # fmt: skip
     return parts[MAIN]
