@@ -179,7 +179,7 @@ def test_every_setting_is_read_somewhere(repository):
     kinds = {field.name: [type(field.default)] for field in dataclasses.fields(Config)}
     kinds["env"] = [*map(envs.settings_type, envs.BUILT_IN), envs.Own]
     kinds["algo"] = [*SETTINGS.values()]
-    names = r"config|c|s|settings|algo|env|self|learning|own|kl|how|clipped|moving|part\(.*?\)"
+    names = r"config|c|s|settings|algo|env|self|head|learning|own|kl|how|clipped|moving|part\(.*?\)"
     places = rf"(?=\b_?({'|'.join(kinds)}|{names})\.(\w+))"
     read = set(re.findall(places, sources))
     read_of_any = {name for owner, name in read if re.fullmatch(names, owner)}

@@ -13,6 +13,7 @@ from marft_jax import cli
 from marft_jax.cli import unused_settings
 from marft_jax.envs import base as envs
 from marft_jax.errors import BadInput
+from marft_jax.formats.documents import FIRST_LINE
 from marft_jax.learning.settings import SETTINGS, Appo, resolve, resolved
 from marft_jax.settings import config as config_lib
 from marft_jax.settings import setting
@@ -297,7 +298,7 @@ def run(tmp_path):
         mesh=config_lib.Mesh(coordinator="host:1", processes=2, process=1),
         algo=Appo(lr=0.5),
     )
-    (folder / "config.yaml").write_text(config_lib.dump(config))
+    (folder / "config.yaml").write_text(f"{FIRST_LINE}\n{config_lib.dump(config)}# end\n")
     return folder
 
 

@@ -218,7 +218,7 @@ def test_every_fault_is_a_line_of_its_own(tmp_path, capsys):
         ('{"question": "a", "answer": "b"}\n' * 3, ':1: expected {"task": ..., "turns": ['),
         ('{"messages": [{"role": "user", "content": "a"}]}\n' * 2, ':1: expected {"task": ..., '),
         ("[1]\n2\n", ":1: expected {"),
-        ('{"task": "a", "turns": [{"agent": "planner"}]}\n', ":1: turn 1, text: expected a text"),
+        ('{"task": "a", "turns": [{"agent": "planner"}]}\n', ':1: expected {"task": '),
         ('{"task": "a", "turns": "abc"}\n' * 30, ":1: expected {"),
     ],
 )
@@ -241,7 +241,7 @@ def test_a_file_of_another_kind_is_one_line_before_a_model_is_loaded(
     [
         ([], "expected --data FILE, or --demonstrations N"),
         (["--data", "missing.jsonl"], "missing.jsonl: cannot be read"),
-        (["--data", "{empty}"], "expected demonstrations to learn from, got 0 of 0"),
+        (["--data", "{empty}"], "expected good demonstrations, got 0 of 0"),
         (
             ["--demonstrations", 2, "--algo.clip", 0.1],
             "--algo.clip: unknown setting",

@@ -106,7 +106,8 @@ class Guard:
             key, is_skipped = f"{finding.kind} {finding.who}", finding.kind == "nonfinite"
             since[key] = before.get(key, step)
             limit = "skips" if is_skipped else "patience"
-            allowed, count = getattr(self.settings, limit), step - since[key] + 1
+            allowed = self.settings.skips if is_skipped else self.settings.patience
+            count = step - since[key] + 1
             if allowed is not None and count >= allowed and verdict is None:
                 # a reward sinks for a while before it leaves its bound
                 is_sinking = finding.kind == "reward"

@@ -131,12 +131,20 @@ def load_team(file: str | None) -> Blueprint:
         return Blueprint(BUILT_IN)
     if (team := given_object(file, "--team.file")) is None:
         tree = documents.read(file, "--team.file")
+        if _are_settings(tree):
+            raise BadInput(
+                f"--team.file {file}: expected a team, got settings; name it by --config"
+            )
         if isinstance(tree, list):
             tree = {"agents": list(map(_modern, tree))}  # pyright: ignore[reportUnknownArgumentType]
         team = with_absolute_paths(read(Blueprint, tree, file), Path(file).parent)
     if fault := next(_faults(team), None):
         raise BadInput(f"{file}: {fault}")
     return team
+
+
+def _are_settings(tree: Any) -> bool:
+    return isinstance(tree, dict) and not tree.keys().isdisjoint(("run", "algo", "env"))
 
 
 def _faults(team: Blueprint) -> Iterator[str]:

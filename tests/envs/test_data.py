@@ -126,7 +126,7 @@ def test_a_preview_shows_rows_lengths_in_tokens_and_what_is_left_out(tmp_path, c
     assert shown[0] == f"{source}: 4 rows, 3 tasks, 1 left out"
     assert shown[1:3] == ["  question: q", "  answer:   1"]
     lengths = "questions in tokens of tiny: shortest 1, median 2, 95 % 27, longest 30"
-    assert lengths in shown and shown[-1].startswith(f"left out: {source} line 4: expected a quest")
+    assert lengths in shown and shown[-2].startswith(f"left out: {source} line 4: expected a quest")
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ from marft_jax.rollout.rollout import Rollout
 from marft_jax.rollout.source import Job
 from marft_jax.rollout.tool_health import ToolWatch, find_down
 from marft_jax.run import metrics, training, transcripts
+from marft_jax.run.playing import PlaySetup
 from marft_jax.team.profiles import Profile
 from marft_jax.team.team_files import Blueprint
 from marft_jax.team.workflows import find_workflow
@@ -167,10 +168,11 @@ def test_a_tool_that_stays_down_is_named_and_ends_the_run(caplog):
 def test_the_steps_of_a_run_are_watched(monkeypatch):
     player = Player(lambda task: [call()] if task % 4 else [])
     monkeypatch.setattr(training, "make_player", lambda *_, **__: player)
+    config = small.config(algo=Appo(episodes=8, group_size=2))
     run = SimpleNamespace(
-        config=small.config(algo=Appo(episodes=8, group_size=2)),
+        config=config,
         models=SimpleNamespace(devices=SimpleNamespace(copy_adapters=None)),
-        playing=SimpleNamespace(team=small.team(), sampler=None),
+        playing=PlaySetup(config, small.team(), None, None),
         curriculum=SimpleNamespace(source=lambda level: None),
         pipeline=None,
     )
