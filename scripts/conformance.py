@@ -327,53 +327,53 @@ def _read(arguments: str) -> Any:
 
 
 MEANT: dict[str, list[tuple[str, str]]] = {
-    "Codes of errors are OpenAI's, a text or null, and not the status.": [
+    "Error codes are OpenAI's text or null, not the status.": [
         ("", r"(with|without) (error\.(param|code)|detail) |error\.code is str"),
         (r"raw b'.xff'", r"with error\."),
     ],
-    "Fields that say nothing of the answer are left out.": [
+    "Answers omit `system_fingerprint`, `service_tier`, `stop_reason` and others.": [
         ("", r"without (response\.)?(system_fingerprint|service_tier) "),
         ("", r"without .*(stop_reason|tool_output_tokens) "),
         ("^/responses", r"with logprobs\[\]\.bytes"),
     ],
-    "Without `temperature` an agent answers greedily, and other sampled texts differ.": [
+    "Default sampling is greedy; other sampled texts differ.": [
         (r'"temperature": (null|[12])', "said|with(out)? .*incomplete_details"),
     ],
-    "JSON of a schema has spaces, and so more tokens.": [("_format|json_schema", "said")],
-    "A call names its model; no model is not the only one.": [('"model": (null|"")', "status 404")],
-    "An agent's own system prompt comes first where there is none.": [
+    "Schemas' JSON has spaces, so more tokens.": [("_format|json_schema", "said")],
+    "Calls without `model` get 404.": [('"model": (null|"")', "status 404")],
+    "Calls without system message get the agent's.": [
         ('"instructions": null', "said"),
     ],
-    "`-1` is no limit, and more tokens than an agent may write are its limit.": [
+    "`-1` tokens means no limit; too many mean the agent's limit.": [
         (r'"max_(completion_|output_)?tokens": (-1|10{9})', "status 200"),
     ],
-    "Greedy choices may be several, which are all the same.": [('"n": 2', "status 200")],
-    "Types are strict: true is no number, and 1 is not true.": [
+    "Greedy sampling allows several, equal choices.": [('"n": 2', "status 200")],
+    "Types are strict: 1 is not true.": [
         (r'"(temperature|n|logprobs)": (true|[01])', "status 400"),
     ],
     "Fields without effect are not checked.": [
         (r'"(user|seed|reasoning_effort|include)": ', "status 200"),
         (r'\{"(tools": (\[\]|null)|tool_choice": "auto")\}', "status 200"),
     ],
-    "Null is the default for every field; a message may lack its content.": [
+    "Null means the default; messages may lack content.": [
         (r'": null|"content": null', "status 200"),
     ],
-    "Roles are those of OpenAI, `developer` is `system`, and `input` is a text or a list.": [
+    "Roles are OpenAI's; `input` is text or list.": [
         ("king", "status 400"),
         ("developer", "said"),
         (r'"input": \{\}', "status 400"),
     ],
-    "What is not offered is refused, but for values that ask for nothing.": [
+    "Unsupported fields are refused, unless their value requests nothing.": [
         ("", "status 400 unsupported_parameter, not (200|404)"),
     ],
-    "Parts of a message are put together without a line break.": [
+    "Message parts are joined without line breaks.": [
         (r'\[\{"type": "text", "text": "1\+2"\}', "said"),
     ],
-    "With `tool_choice: none` a prompt shows no tools.": [('"tool_choice": "none"', "said")],
-    "Beside calls, an empty content is null.": [
+    "`tool_choice: none` hides tools from prompts.": [('"tool_choice": "none"', "said")],
+    "Beside calls, empty content is null.": [
         ("tool_choice|response_format", r"without choices\[\]\.message\.content "),
     ],
-    "A response shows the settings that were sent, and not those of the agent.": [
+    "Responses show only the settings sent.": [
         (
             "^/responses",
             r"without (response\.)?(temperature|top_p|max_output_tokens|top_logprobs) ",
