@@ -114,7 +114,7 @@ def whole(tmp_path_factory) -> tuple[Path, list[marft_jax.TrainedStep]]:
     return folder, seen
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_every_step_is_shown_with_its_metrics_and_episodes(whole):
     folder, seen = whole
     assert [step.step for step in seen] == [1, 2, 3]
@@ -166,6 +166,7 @@ def test_an_interrupt_ends_the_run_and_not_the_notebook(tmp_path, monkeypatch):
     assert [p.name for p in (tmp_path / "run" / "checkpoints").iterdir()] == ["1"]
 
 
+@pytest.mark.slow
 def test_demonstrations_are_learned_with_the_same_function(tmp_path):
     config, seen = config_of(tmp_path / "start", 1), []
     wanted = marft_jax.Wanted(generated=8)
@@ -173,6 +174,7 @@ def test_demonstrations_are_learned_with_the_same_function(tmp_path):
     assert seen[0].metrics["agent/solver/loss"] > 0
 
 
+@pytest.mark.slow
 def test_a_team_is_evaluated_and_asked(whole, capsys):
     folder = whole[0]
     scores = marft_jax.evaluate_team(folder, limit=4)

@@ -262,6 +262,7 @@ def fits(value: object, schema: dict, known: dict) -> bool:
     return value is None or low <= value <= high and value > schema.get("exclusiveMinimum", -1e99)
 
 
+@pytest.mark.slow
 def test_the_schema_of_settings_fits_what_loads_and_nothing_else(repository, capsys):
     with pytest.raises(SystemExit) as left:
         parse(["--schema"])

@@ -137,6 +137,7 @@ def test_two_processes_learn_what_one_does_and_end_when_one_dies(tmp_path):
         ("auto", "0", 2, "--mesh.coordinator auto: the processes did not find each other"),
     ],
 )
+@pytest.mark.slow
 def test_who_misses_another_process_says_so_and_ends(tmp_path, where, process, code, message):
     port = str(free_port())
     words = ["--mesh.coordinator", where.format(port=port), "--mesh.wait_seconds", "1"]

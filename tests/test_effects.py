@@ -339,6 +339,7 @@ def test_what_an_algorithm_resolves_to_loads_again(name, tmp_path):
     assert cli.parse(["--config", str(tmp_path / "config.yaml")]) == settled
 
 
+@pytest.mark.slow
 def test_whatever_is_accepted_is_resolved_to_what_loads_again(tmp_path):
     chance, file, accepted = random.Random(0), tmp_path / "config.yaml", 0
     contexts = [*READ.values(), *UNREAD.values(), []]

@@ -199,6 +199,7 @@ def test_a_folder_may_have_a_colon_in_its_name():
 
 
 @pytest.mark.parametrize("platform", ["cuda", "tpu", "abacus"])
+@pytest.mark.slow
 def test_a_platform_without_a_device_is_one_line(platform, tmp_path, repository):
     """Every command that computes starts its processes first."""
     environment = {**os.environ, "JAX_PLATFORMS": platform, "PYTHONPATH": str(repository)}

@@ -56,6 +56,7 @@ PROGRAMS = [
 @pytest.mark.slow
 @pytest.mark.usefixtures("one_device")
 @pytest.mark.parametrize(("task", "rows"), [("deepscaler", MATHS), ("deepcoder", PROGRAMS)])
+@pytest.mark.release
 def test_an_experiment_takes_a_step_on_the_built_in_model(tmp_path, task, rows):
     data, held_out = tmp_path / "tasks.jsonl", tmp_path / "held_out.jsonl"
     data.write_text("\n".join(map(json.dumps, rows[:-2])))

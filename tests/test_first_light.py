@@ -37,6 +37,7 @@ def operations(parity) -> list[bool]:
     return [parity.outcome(check)["passed"] for check in checks]
 
 
+@pytest.mark.slow
 def test_every_operation_is_compared_and_a_broken_form_fails(parity, monkeypatch):
     assert all(operations(parity))
     broken = next(f for f in platforms.FORMS if f.__name__ == "_sum")

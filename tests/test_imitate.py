@@ -54,6 +54,7 @@ def finished(tmp_path_factory) -> Path:
     return run
 
 
+@pytest.mark.slow
 def test_a_setting_of_samples_is_named_once_in_the_log(finished):
     [line] = [x for x in (finished / "log.txt").read_text().splitlines() if "WARNING" in x]
     assert line.endswith(
@@ -71,6 +72,7 @@ def test_the_loss_of_every_agent_falls(finished):
     assert "loss 0." in (finished / "log.txt").read_text()
 
 
+@pytest.mark.slow
 def test_metrics_are_none_of_sampling(finished):
     names = set(lines_of(finished)[0])
     assert {"agent/solver/loss", "agent/solver/heldout_loss"} <= names
@@ -97,6 +99,7 @@ def test_the_loss_is_the_cross_entropy_of_recorded_tokens_whatever_was_earned():
         assert not same(*moved)
 
 
+@pytest.mark.slow
 def test_one_demonstration_of_ten_is_measured_and_not_learned_from(finished):
     rows = lines_of(finished)
     for agent in ("planner", "solver"):
@@ -148,6 +151,7 @@ def test_stopping_and_starting_again_changes_nothing(finished, tmp_path):
         assert (run / name).read_text() == (finished / name).read_text()
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_with_no_other_demonstrations_than_its_own(finished, capsys):
     assert imitated("--out", finished, "--demonstrations", 12, "--run.steps", 4) == 0
     assert imitated("--out", finished, "--demonstrations", 11, "--run.steps", 4) == 2

@@ -185,6 +185,7 @@ def test_a_run_that_is_stopped_says_if_there_is_more_to_do(done, says):
 @pytest.mark.parametrize(
     "flags", [["--algo.name", "grpo"], ["--env.name", "math", "--env.data", "rows.jsonl"]]
 )
+@pytest.mark.slow
 def test_a_finished_run_says_what_cannot_change_of_it(here, flags, capsys):
     small = ["--run.dir", "run", "--algo.episodes", "4", "--critic.hidden", "8"]
     with pytest.raises(SystemExit) as left:

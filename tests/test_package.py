@@ -60,6 +60,7 @@ def test_light_work_does_not_import_a_heavy_library(done, repository):
     "command", ["train", "imitate", "evaluate", "chat", "serve", "plan", "export", "check"]
 )
 @pytest.mark.parametrize("words", [["--help"], ["--run.stepz", "3"], ["--team.workflow", "seq"]])
+@pytest.mark.slow
 def test_help_and_a_typo_are_answered_before_jax_is_imported(command, words, repository):
     own = dict.fromkeys(("evaluate", "chat", "serve"), ["--base", "tiny"])
     own |= {"imitate": ["--out", "x"], "plan": ["--topology", "cpu:8"]}

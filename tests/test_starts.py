@@ -122,6 +122,7 @@ def folder(tmp_path):
 
 @pytest.mark.parametrize("kind", BASES)
 @pytest.mark.parametrize("team", TEAMS, ids=lambda path: path.stem)
+@pytest.mark.slow
 def test_each_command_starts_with_each_shipped_team(team, kind, bases, folder):
     flags = ["--team.file", local(team, bases[kind], folder.parent)]
     flags += ["--algo.name", "distill"] if "teacher" in team.read_text() else []
@@ -130,6 +131,7 @@ def test_each_command_starts_with_each_shipped_team(team, kind, bases, folder):
 
 @pytest.mark.parametrize("kind", BASES)
 @pytest.mark.parametrize("file", SHIPPED, ids=lambda path: path.stem)
+@pytest.mark.slow
 def test_each_command_starts_with_each_shipped_config(file, kind, bases, folder):
     config, flags = cli.parse(["--config", str(file)]), ["--config", str(file)]
     if config.team.file:
@@ -159,6 +161,7 @@ def sampled(value: object) -> object:
 @pytest.mark.parametrize("kind", [*BASES, "short directory", "short gguf"])
 @pytest.mark.parametrize("who", [(), (0,), (1,), (0, 1)], ids=["none", "first", "last", "all"])
 @pytest.mark.parametrize("name", OWN)
+@pytest.mark.slow
 def test_what_agents_say_themselves_and_what_follows_from_the_base_go_together(
     name, who, kind, bases, folder
 ):

@@ -59,6 +59,7 @@ def test_a_run_directory_explains_itself(finished):
     assert episode["turns"][1]["reward"] == episode["reward"]
 
 
+@pytest.mark.slow
 def test_metrics_have_the_documented_names(finished, repository):
     names = set(lines_of(finished)[0]) - {"step"}
     assert {"eval/arithmetic/accuracy", "agent/solver/truncated", "critic/loss"} <= names
@@ -68,6 +69,7 @@ def test_metrics_have_the_documented_names(finished, repository):
         assert re.search(rf"\b{re.escape(name.split('/')[-1])}\b", listed), name
 
 
+@pytest.mark.slow
 def test_the_log_has_the_lines_of_the_steps_and_of_evaluations(finished):
     log = (finished / "log.txt").read_text()
     assert "compiling ... (step 1" in log
@@ -94,6 +96,7 @@ def test_steps_of_known_shapes_hardly_wait_for_a_compiler(tmp_path):
     assert sum(row["device/compiled"] for row in rows[2:]) <= 2
 
 
+@pytest.mark.slow
 def test_engine_and_learner_agree_from_the_first_update(finished):
     for row in lines_of(finished):
         assert row["agent/planner/logprob_gap"] < bounds.logprobs(tiny.CONFIG)
@@ -136,6 +139,7 @@ def test_the_help_has_the_dry_run(topic, capsys):
     assert "--dry_run" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_run_is_not_continued_with_adapters_of_another_shape(finished, capsys):
     assert run_train("--run.dir", finished, "--lora.rank", 4) == 2
     [line] = capsys.readouterr().err.splitlines()
@@ -156,6 +160,7 @@ OTHERS = {
 
 @pytest.mark.parametrize("what", OTHERS)
 @pytest.mark.parametrize("steps", [4, 5])
+@pytest.mark.slow
 def test_a_run_is_not_continued_as_another_one_and_stays_as_it_is(
     finished, what, steps, tmp_path, monkeypatch, capsys
 ):
@@ -174,6 +179,7 @@ def test_a_run_is_not_continued_as_another_one_and_stays_as_it_is(
         assert path.read_bytes() == content, path
 
 
+@pytest.mark.slow
 def test_a_run_that_is_done_says_how_to_go_on_and_takes_no_settings(finished, capsys):
     before = (finished / "config.yaml").read_text()
     assert run_train("--run.dir", finished) == 0
@@ -287,7 +293,7 @@ def test_token_level_training_runs(tmp_path):
     assert lines_of(run)[0]["agent/solver/logprob_gap"] < bounds.logprobs(tiny.CONFIG)
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_a_base_in_bfloat16_is_sampled_and_learned_from(tmp_path):
     """Engine and learner round differently, and no more than that."""
     run, flags = tmp_path / "halves", ["--critic.mode", "lora", "--model.remat", "none"]
@@ -320,6 +326,7 @@ def test_baselines_refills_and_levels_continue_exactly(tmp_path):
     assert episode["turns"][0]["advantage"] is not None
 
 
+@pytest.mark.slow
 def test_evaluate_reports_and_keeps_every_response(finished, capsys):
     with pytest.raises(SystemExit) as left:
         evaluate.main(["--run", str(finished), "--eval.episodes", "8", *SMALL])

@@ -58,6 +58,7 @@ def texts(completions) -> list[list[int]]:
     ],
     ids=["cool", "plain", "hot", "greedy", "filtered"],
 )
+@pytest.mark.slow
 def test_reported_logprobs_are_those_of_a_full_forward_pass(engine, sampling):
     requests = asks(seed=1, most=44 if sampling["temperature"] == 1 else 28, **sampling)
     done = small.answers(engine, requests)
@@ -72,6 +73,7 @@ def test_reported_logprobs_are_those_of_a_full_forward_pass(engine, sampling):
             assert (rank < 7).all()
 
 
+@pytest.mark.slow
 def test_owner_minus_one_is_the_bare_base(engine):
     requests = [r._replace(owner=-1) for r in asks(6, seed=2, temperature=0.0)]
     done = small.answers(engine, requests)
@@ -86,6 +88,7 @@ def test_owner_minus_one_is_the_bare_base(engine):
 # A row's output does not depend on the rows beside it.
 
 
+@pytest.mark.slow
 def test_mixed_agents_write_what_each_writes_alone(engine):
     requests = asks(9, seed=3)
     together = small.answers(engine, requests)
@@ -113,6 +116,7 @@ def test_agents_differ(engine):
     assert len({tuple(ids) for ids in texts(small.answers(engine, requests))}) == 4
 
 
+@pytest.mark.slow
 def test_slots_and_chunk_change_nothing_but_speed():
     requests = asks(7, seed=7)
     wide = small.engine(slots=8, chunk=3)
@@ -143,6 +147,7 @@ def test_every_request_is_answered_with_more_requests_than_slots(engine):
     assert sorted(answered) == sorted(tickets)
 
 
+@pytest.mark.slow
 def test_a_prefill_stays_within_its_bound_on_tokens(engine, monkeypatch):
     requests = asks(9, seed=13)
     expected = small.answers(engine, requests)
@@ -157,6 +162,7 @@ def test_a_prefill_stays_within_its_bound_on_tokens(engine, monkeypatch):
 @pytest.mark.parametrize(
     "requests, rows", [(1, [1]), (2, [2]), (4, [2, 2]), (5, [8]), (3, [2, 1]), (8, [8])]
 )
+@pytest.mark.slow
 def test_prompts_are_grouped_so_that_they_are_prefilled_soonest(requests, rows):
     eight, sizes = small.engine(slots=8), []
     prefill = eight._prefill
@@ -221,6 +227,7 @@ def test_halves_are_written_as_integers_on_cpus_only(platform, as_integers):
     assert ("4x2x8x64xui16" in program) == as_integers
 
 
+@pytest.mark.slow
 def test_a_released_engine_holds_no_cache_and_forgets_what_was_in_it():
     playing, asked = small.engine(), asks(6, seed=16)
     expected = small.answers(playing, asked)
@@ -268,6 +275,7 @@ def test_a_stop_text_ends_an_action_and_leaves_its_ids_as_sampled(engine):
     assert stops.text_of([*b"  a </x> b"], ("</x>", "b"), decode) == "a"
 
 
+@pytest.mark.slow
 def test_the_end_token_ends_an_action_and_pad_may_equal_it(engine):
     requests = [r._replace(sampling=Sampling(16)) for r in asks(24, seed=11)]
     endless = texts(small.answers(engine, requests))

@@ -6,6 +6,7 @@ import bounds
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 import small
 
 from marft_jax.engine.kv_cache import SlotSampling
@@ -18,6 +19,7 @@ END = 257
 CHOICES = ((80, 97, 115, END), (80, 97, END), (66, END))
 
 
+@pytest.mark.slow
 def test_only_choices_are_drawn_and_log_probs_are_those_among_them():
     """Invariants 1 and 2: of the full forward pass under the mask, and rows beside are as alone."""
     engine = small.engine(eos_ids=(END,))
@@ -45,6 +47,7 @@ def test_only_choices_are_drawn_and_log_probs_are_those_among_them():
         assert completion.ids[0] != 66 or completion.logprobs[1] == 0  # only the end may follow
 
 
+@pytest.mark.slow
 def test_draws_follow_the_policy_among_what_is_allowed():
     """Also where that is as good as impossible; filters act among it."""
     n = 4000

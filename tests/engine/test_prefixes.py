@@ -48,11 +48,13 @@ def assert_same(one, other, requests):
     return small.copied(one)
 
 
+@pytest.mark.slow
 def test_an_agents_system_prompt_is_computed_once(pair):
     requests = [asked(with_task(i, 10 + i), i) for i in range(7)]
     assert assert_same(*pair, requests) == 6 * len(SYSTEM)
 
 
+@pytest.mark.slow
 def test_the_samples_of_a_group_share_all_but_their_last_token(pair):
     prompt = with_task(0)
     assert assert_same(*pair, [asked(prompt, i) for i in range(4)]) == 3 * (len(prompt) - 1)
@@ -124,6 +126,7 @@ def test_what_a_waiting_request_needs_is_overwritten_last():
     assert small.copied(of_three) - before == 59
 
 
+@pytest.mark.slow
 def test_other_adapters_hold_other_keys_and_values(pair):
     assert assert_same(*pair, [asked(with_task(0), i, owner=i % 3) for i in range(3)]) == 0
 
@@ -135,6 +138,7 @@ def test_short_beginnings_are_computed_again(pair):
     assert assert_same(*pair, [asked(prompt, i) for i, prompt in enumerate(long)]) == LEAST
 
 
+@pytest.mark.slow
 def test_a_conversation_goes_on_where_it_ended(pair):
     one, other = pair
     for each in pair:
@@ -148,6 +152,7 @@ def test_a_conversation_goes_on_where_it_ended(pair):
     assert (small.copied(one), small.copied(other)) == (len(with_task(0)) + len(said[0]) - 1, 0)
 
 
+@pytest.mark.slow
 def test_what_another_row_has_overwritten_is_computed_again():
     requests = [asked(with_task(0), 0), asked(with_task(0)[::-1], 1), asked(with_task(0), 2)]
     assert assert_same(engine(True, slots=1), engine(False, slots=1), requests) == 0

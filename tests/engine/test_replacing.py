@@ -32,6 +32,7 @@ def of(adapters, n):
 
 
 @pytest.mark.parametrize("stacked", [False, True])
+@pytest.mark.slow
 def test_an_adapter_is_replaced_while_others_are_sampled_with(stacked):
     engine = small.engine(stacked=stacked)
     old, new = small.adapters(3), small.adapters(3, seed=1)
@@ -94,6 +95,7 @@ def test_an_adapter_in_use_is_not_replaced():
         engine.replace(1, of(small.adapters(3), 1), SCALE, "")
 
 
+@pytest.mark.slow
 def test_stop_ids_end_an_action_and_end_tokens_may_be_switched_off():
     ends = tuple(range(0, 264, 8))
     engine = small.engine(eos_ids=ends)
@@ -109,6 +111,7 @@ def test_stop_ids_end_an_action_and_end_tokens_may_be_switched_off():
         assert one.reason == ("stop" if first <= 16 else "length")
 
 
+@pytest.mark.slow
 def test_a_call_between_requests_runs_where_the_sampler_runs_and_keeps_its_errors():
     engine = small.engine()
     with Batcher(engine) as batcher:

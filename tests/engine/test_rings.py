@@ -54,6 +54,7 @@ def kinds(one):
 
 
 @pytest.mark.parametrize("stacked", [False, True])
+@pytest.mark.slow
 def test_actions_of_prompts_of_every_length_are_those_of_a_full_forward_pass(stacked):
     """Shorter than the ring, as long, once round, twice round; actions that go round too."""
     one = engine(stacked=stacked)
@@ -63,6 +64,7 @@ def test_actions_of_prompts_of_every_length_are_those_of_a_full_forward_pass(sta
     assert_full(requests, small.answers(one, requests))
 
 
+@pytest.mark.slow
 def test_a_group_and_a_conversation_go_on_from_rings():
     one, other = engine(), engine(reuse=False)
     [request] = asks([210], limit=40)
@@ -79,6 +81,7 @@ def test_a_group_and_a_conversation_go_on_from_rings():
     assert small.copied(one) > before + 209
 
 
+@pytest.mark.slow
 def test_a_prefix_that_a_ring_no_longer_holds_is_computed_again():
     one = engine(slots=2)
     first, second = asks([300, 290], limit=4, shared=100)
@@ -97,6 +100,7 @@ def test_how_far_a_row_may_have_gone_on(written, found):
     assert held.find(1, np.append(ids, 7)).tokens == found
 
 
+@pytest.mark.slow
 def test_rings_of_rows_on_several_devices():
     requests = asks([40, 180, 260, 129])
     split, whole = engine(where=small.mesh_of(2)), engine()
@@ -105,6 +109,7 @@ def test_rings_of_rows_on_several_devices():
         np.testing.assert_allclose(a.logprobs, b.logprobs, atol=ROUNDING)
 
 
+@pytest.mark.slow
 def test_new_adapters_read_nothing_old():
     one = engine()
     requests = asks([200, 200])

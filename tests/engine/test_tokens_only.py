@@ -36,6 +36,7 @@ def without(gaps) -> np.ndarray:
 
 
 @pytest.mark.parametrize("which", GAPS)
+@pytest.mark.slow
 def test_ids_without_a_token_are_never_drawn_and_tokens_share_their_probability(which):
     gaps = GAPS[which]
     engine = small.engine(config=small.config_of(gaps=gaps))
@@ -56,6 +57,7 @@ def test_ids_without_a_token_are_never_drawn_and_tokens_share_their_probability(
 @pytest.mark.parametrize("which", GAPS)
 @pytest.mark.parametrize("cap", [0.0, 3.0])
 @pytest.mark.parametrize("heat", [0.05, 1.0, 2.5])
+@pytest.mark.slow
 def test_the_learner_scores_as_if_only_tokens_had_rows(which, cap, heat):
     gaps, rng = GAPS[which], np.random.default_rng(0)
     matrix = jnp.asarray(rng.normal(size=(264, 8)), jnp.float32)

@@ -151,6 +151,7 @@ KINDS = "equal", "unequal", "right", "wrong"  # the first two stand in a box
 @pytest.mark.parametrize(
     "kind", ["right", "wrong", *(pytest.param(k, marks=pytest.mark.slow) for k in KINDS[:2])]
 )
+@pytest.mark.slow
 def test_answers_are_graded_as_the_table_says(pool, kind):
     lines = TABLE.read_text(encoding="utf-8").splitlines()
     rows = [line.split(" | ", 2) for line in lines if line and not line.startswith("#")]

@@ -87,7 +87,7 @@ def test_a_benchmark_that_the_workflow_cannot_play_is_refused_before_the_first_s
             pass
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_training_evaluates_on_the_benchmarks_of_the_settings(tmp_path):
     flags = ["--run.dir", tmp_path / "run", "--run.steps", 1, "--algo.episodes", 8]
     flags += ["--eval.every", 1, "--eval.episodes", 4, "--eval.benchmarks", "arithmetic:2@1"]
@@ -148,6 +148,7 @@ def key_of(models, adapters, size=8):
     return saved_answers.key_of(models.config, models.bases, models.team, adapters, size)
 
 
+@pytest.mark.slow
 def test_a_setting_decides_answers_if_and_only_if_it_says_so(models, adapters):
     known, wrong = key_of(models, adapters), list[str]()
     deciding = that_decide("answers", models.config)
@@ -167,6 +168,7 @@ DATED = "{{ strftime_now('%d %b') }}{% for m in messages %}{{ m['content'] }}</s
      ("gguf", None, 9, True), ("directory", DATED, 0, True), ("directory", DATED, 1, False),
      ("two", DATED, 0, True), ("two", None, 3, True)],
 )  # fmt: skip
+@pytest.mark.slow
 def test_an_evaluation_of_a_bare_base_has_the_same_key_whenever_it_is_started(
     tmp_path, monkeypatch, base, template, days, same
 ):
@@ -258,6 +260,7 @@ def test_an_evaluation_that_was_killed_goes_on_where_it_was(tmp_path, capsys, mo
         assert played == [(0, 8, 0), (1, 8, 0)], "other settings are other responses"
 
 
+@pytest.mark.slow
 def test_compare_plays_the_base_alone_and_as_a_team(tmp_path, capsys):
     assert run("--compare", "--limit", 8, "--out", tmp_path) == 0
     out = capsys.readouterr().out
@@ -296,6 +299,7 @@ def two(task, client):
 
 
 @pytest.mark.parametrize(("workflow", "env"), [("players", Pair), ("program", two)])
+@pytest.mark.slow
 def test_where_no_agent_acts_alone_the_team_is_compared_with_itself(workflow, env, tmp_path):
     """Agents of a game and of a program act as these say, not alone in answer to a question."""
     config = configure({"env.name": env, "team.workflow": workflow, "team.max_new_tokens": 2})

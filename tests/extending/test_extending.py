@@ -127,6 +127,7 @@ def train_with(sampler, run, capsys):
     return left.value.code, capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_the_sampler_trains_the_quickstart_and_is_asked_for_no_more_than_it_has(tmp_path, capsys):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("marft_jax.run.samplers.Engine", None)  # nobody plays on it
@@ -140,6 +141,7 @@ def test_the_sampler_trains_the_quickstart_and_is_asked_for_no_more_than_it_has(
     assert "--algo.correction truncated" in log and rows[0]["agent/solver/correction_weight"] > 0
 
 
+@pytest.mark.slow
 def test_a_sampler_that_kept_older_adapters_is_noticed_in_the_step_in_which_it_did(
     tmp_path, capsys
 ):
@@ -159,6 +161,7 @@ def test_a_sampler_that_kept_older_adapters_is_noticed_in_the_step_in_which_it_d
         (["--rollout.sampler", "table:Table", "--team.top_p", "0.5"], ""),
     ],
 )  # fmt: skip
+@pytest.mark.slow
 def test_what_is_no_sampler_is_refused_in_one_line(flags, said, tmp_path, capsys):
     with pytest.raises(SystemExit) as left:
         train.main([*flags, *SMALL, "--run.dir", str(tmp_path), "--run.steps", "1"])

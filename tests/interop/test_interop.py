@@ -213,6 +213,7 @@ FUSED: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", FUSED)
+@pytest.mark.slow
 def test_a_merged_model_has_the_tensors_of_its_family(name, tmp_path):
     settings = dict(architectures=[name], vocab_size=264, hidden_size=32, intermediate_size=48,
                     num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, head_dim=8,

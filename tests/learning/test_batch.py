@@ -124,6 +124,7 @@ def check_what_is_read(batch, episodes):
 
 @settings(max_examples=60, deadline=None)
 @given(st.data())
+@pytest.mark.slow
 def test_shared_turns_read_what_they_read_apart(data):
     """Few kinds of token, so that many turns begin alike, and some are the same."""
 
@@ -411,6 +412,7 @@ def test_padding_is_the_fraction_of_idle_tokens():
         (64, 8192, 0.2, 9, True),
     ],
 )
+@pytest.mark.slow
 def test_a_run_of_varied_batches_pads_little_and_has_few_shapes(
     episodes, tokens, padding, kinds, share
 ):

@@ -67,6 +67,7 @@ def test_actions_that_were_cut_are_left_out_of_the_loss_and_its_mean():
     assert mean_loss(loss, losses_J) == pytest.approx(0.8)
 
 
+@pytest.mark.slow
 def test_a_whole_step_on_cut_actions_moves_nobody_and_others_as_if_alone():
     config = config_of(dataclasses.replace(ALGO, mask_truncated=True, entropy_coef=0.0))
     episodes = small.random_episodes(6)
@@ -88,6 +89,7 @@ def test_a_whole_step_on_cut_actions_moves_nobody_and_others_as_if_alone():
 
 
 @pytest.mark.parametrize("mean", ["sequence", 7])
+@pytest.mark.slow
 def test_a_step_divides_its_gradient_by_what_the_mean_says(mean):
     """Where all actions are of one length both are the mean over tokens, times a constant."""
     episodes = [

@@ -132,6 +132,7 @@ def test_a_critic_that_errs_makes_no_advantage_where_all_earn_the_same(
     st.sampled_from(NORMALIZE),
     st.integers(0, 999),
 )
+@pytest.mark.slow
 def test_advantages_are_those_of_the_definitions(tasks, credit, name, how, seed):
     """Also of samples that end early, beside tasks whose samples earn the same: exactly 0 there."""
     rng = np.random.default_rng(seed)
@@ -279,6 +280,7 @@ def test_the_signal_of_a_group_is_none_of_a_group_with_fewer_turns():
 
 
 @pytest.mark.parametrize("name", ["appo", "tppo", "grpo", "gspo", "cispo", "reinforce"])
+@pytest.mark.slow
 def test_identical_samples_leave_adapters_and_optimisers_bit_for_bit(name):
     """With momentum from a step before, an entropy bonus, a KL and stale samples, and turns that
     are paid differently by their place. A critic learns."""

@@ -54,6 +54,7 @@ def episodes():
 
 
 @pytest.mark.parametrize("name", ["appo", "tppo"])
+@pytest.mark.slow
 def test_the_learner_scores_what_the_engine_sampled_as_the_engine_did(name):
     engine, rng, episodes = small.engine(longest=8, layers=LAYERS), np.random.default_rng(0), []
     sampling = (Sampling(8, 0.5), Sampling(8, 1.7, top_k=9, top_p=0.9), Sampling(8, 0.0))
@@ -79,6 +80,7 @@ def test_the_learner_scores_what_the_engine_sampled_as_the_engine_did(name):
 
 
 @pytest.mark.parametrize("ratio", ["sum", "token", "word"])
+@pytest.mark.slow
 def test_metrics_are_means_over_each_agents_own_decisions(episodes, ratio):
     config = settings(dataclasses.replace(ONCE, ratio=ratio))
     _, metrics = learn(config, episodes)
@@ -238,6 +240,7 @@ def test_a_critic_over_a_base_on_which_nobody_learns_needs_no_pass_through_the_b
 
 
 @pytest.mark.parametrize("name", ["appo", "tppo"])
+@pytest.mark.slow
 def test_what_stands_in_padding_changes_nothing(episodes, name):
     rng = np.random.default_rng(1)
 
@@ -276,6 +279,7 @@ def test_what_stands_in_padding_changes_nothing(episodes, name):
 
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0])
+@pytest.mark.slow
 def test_without_an_entropy_bonus_the_backward_pass_spares_a_product(temperature):
     episodes = small.random_episodes(8, steps=2, temperature=temperature)
     none, hardly = (
@@ -302,6 +306,7 @@ def test_without_an_entropy_bonus_the_backward_pass_spares_a_product(temperature
 
 
 @pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.slow
 def test_the_spared_product_gives_the_gradient_of_capped_and_divided_logits(masked):
     """Also among some tokens, where log-probs and entropy are those of a softmax over these."""
     rng = np.random.default_rng(0)
@@ -329,6 +334,7 @@ def test_the_spared_product_gives_the_gradient_of_capped_and_divided_logits(mask
 # Whoever is not trained does not move, momentum included.
 
 
+@pytest.mark.slow
 def test_agents_that_are_not_trained_stay_bit_for_bit(episodes):
     """A step of the critic's warm-up, then one agent at a time."""
     config = settings(dataclasses.replace(ALGO, agent_interval=1), warmup_steps=1)
@@ -352,6 +358,7 @@ def test_agent_interval_trains_each_agent_for_that_many_steps():
     assert learns == [0, 0, 0, 1, 1, 1, 0, 0]
 
 
+@pytest.mark.slow
 def test_an_agent_that_did_not_act_does_not_move(episodes):
     first, _ = learn(settings(), episodes)
     alone = [e._replace(turns=[t for t in e.turns if t.agent == 0]) for e in episodes]
@@ -389,6 +396,7 @@ def test_one_agents_episodes_do_not_change_anothers_step(episodes):
     assert not same(member(one, 1), member(two, 1))
 
 
+@pytest.mark.slow
 def test_epochs_divide_a_batch_in_other_ways_and_report_what_steps_learn_from():
     """With room for all of a minibatch in one microbatch, too."""
     algo = dataclasses.replace(ALGO, epochs=8, minibatches=2, microbatch_tokens=8192)
@@ -404,6 +412,7 @@ def test_epochs_divide_a_batch_in_other_ways_and_report_what_steps_learn_from():
     assert metrics["decisions"].tolist() == metrics["decisions_min"].tolist() == [8, 8]
 
 
+@pytest.mark.slow
 def test_a_minibatch_without_rows_moves_nothing(episodes):
     """Fewer rows than minibatches: momentum must not be spent on nothing."""
     config = settings(dataclasses.replace(ONCE, minibatches=4, microbatch_tokens=64))
@@ -419,6 +428,7 @@ def test_a_minibatch_without_rows_moves_nothing(episodes):
 
 
 @pytest.mark.parametrize("name", ["appo", "tppo"])
+@pytest.mark.slow
 def test_accumulated_gradients_are_those_of_one_big_microbatch(episodes, name):
     big = settings(dataclasses.replace(ONCE, microbatch_tokens=100_000))
     cut = settings(dataclasses.replace(ONCE, microbatch_tokens=64))
@@ -428,6 +438,7 @@ def test_accumulated_gradients_are_those_of_one_big_microbatch(episodes, name):
     alike(one, two, settings(ONCE))
 
 
+@pytest.mark.slow
 def test_packed_rows_learn_what_unpacked_rows_learn(episodes, monkeypatch):
     packed = small.rows_of(build(settings(ONCE), episodes))
     one = learn(settings(ONCE), episodes)
@@ -510,12 +521,14 @@ def test_reuse_decides_whether_turns_share():
 
 
 @pytest.mark.parametrize("shape", [(4,), (2, 2, 2)], ids=str)
+@pytest.mark.slow
 def test_any_mesh_takes_the_same_step_as_one_device(episodes, shape):
     where = small.mesh_of(*shape)
     one, many = learn(settings(ONCE), episodes), learn(settings(ONCE), episodes, where=where)
     alike(one, many, settings(ONCE))
 
 
+@pytest.mark.slow
 def test_batches_of_the_same_shapes_compile_nothing(episodes):
     where = small.one_device()
     base, team = small.base_on(where, LAYERS), small.team()
@@ -595,6 +608,7 @@ def test_the_same_step_twice_is_the_same_bit_for_bit(episodes):
         ("minibatches", 2, "both"),
     ],
 )
+@pytest.mark.slow
 def test_a_setting_changes_what_it_names_and_nothing_else(episodes, setting, value, changes):
     usual, _ = learn(settings(), episodes)
     other, _ = learn(settings(dataclasses.replace(ALGO, **{setting: value})), episodes)
@@ -640,6 +654,7 @@ def test_learning_rates_rise_and_fall_as_their_schedule_says(schedule, warmup, e
     bounds.close(factors, expected, size=1.0)
 
 
+@pytest.mark.slow
 def test_the_critic_learns_returns_with_its_own_learning_rate(episodes):
     start = jax.device_get(fresh(settings()).critic)
     still, _ = learn(settings(lr=0.0), episodes)
@@ -651,6 +666,7 @@ def test_the_critic_learns_returns_with_its_own_learning_rate(episodes):
 
 
 @pytest.mark.parametrize("scale", [1e-3, 10.0])
+@pytest.mark.slow
 def test_a_critic_follows_returns_of_any_size(episodes, scale):
     """Values, and so steps of adapters, are those of a reward scale of 1."""
     config, seen = settings(dataclasses.replace(ONCE, huber_delta=0.5)), []
@@ -725,6 +741,7 @@ def test_an_advantage_that_is_not_finite_stops_its_adapter_and_no_other_and_no_v
 
 
 @pytest.mark.parametrize("mode", ["heads", "lora", "shared"])
+@pytest.mark.slow
 def test_a_return_that_is_not_finite_stops_values_and_no_adapter(episodes, mode, monkeypatch):
     config = settings(ONCE, mode=mode)
     batch, ours = build(config, episodes), learner(config)

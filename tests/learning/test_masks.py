@@ -118,6 +118,7 @@ def enumerated(request):
     return under, own, q, np.random.default_rng(len(own)).normal(size=len(own))
 
 
+@pytest.mark.slow
 def test_the_expected_update_is_the_gradient_of_the_expected_reward(enumerated):
     under, own, q, rewards = enumerated
 
@@ -132,6 +133,7 @@ def test_the_expected_update_is_the_gradient_of_the_expected_reward(enumerated):
     bounds.close(np.linalg.norm(ours), np.linalg.norm(exact), ROUNDINGS)
 
 
+@pytest.mark.slow
 def test_actions_that_all_earn_the_same_teach_nothing(enumerated):
     """The expected update of a reward of 1 for everything that may be drawn."""
     under, own, q, _ = enumerated
@@ -139,6 +141,7 @@ def test_actions_that_all_earn_the_same_teach_nothing(enumerated):
     assert np.linalg.norm(ours) < bounds.of(ROUNDINGS) * np.linalg.norm(plain)
 
 
+@pytest.mark.slow
 def test_three_tokens_that_all_earn_one_keep_their_odds():
     """Also by the verbs, whose caller gives the masks."""
     mask = np.isin(np.arange(SIZE), [65, 66, 67])
@@ -209,6 +212,7 @@ def played():
         yield small.episode(i // 6, [turn], [float(i % 4)])
 
 
+@pytest.mark.slow
 def test_the_learner_scores_what_the_engine_drew_as_the_engine_did():
     """Invariant 1 under masks; the entropy is that among what is allowed, and has its gradient."""
     algo = dataclasses.replace(ONCE, group_size=6, entropy_coef=0.01, kl_coef=0.1)
@@ -232,6 +236,7 @@ def test_the_learner_scores_what_the_engine_drew_as_the_engine_did():
         np.testing.assert_allclose(found[i], scored[i], atol=GAP)
 
 
+@pytest.mark.slow
 def test_a_group_that_earns_the_same_under_a_mask_moves_nothing():
     config, episodes = config_of(dataclasses.replace(ONCE, group_size=6)), [*played()]
     ours, before = learner(config, "grpo"), jax.device_get(fresh(config, "grpo"))
@@ -240,6 +245,7 @@ def test_a_group_that_earns_the_same_under_a_mask_moves_nothing():
     assert same(before.policies, jax.device_get(after).policies)
 
 
+@pytest.mark.slow
 def test_the_place_of_masks_is_small():
     """Sets are kept once for each row, as bits, whatever the number of tokens."""
     many = [*played()] * 8, [np.zeros(1, np.float32)] * 96

@@ -46,6 +46,7 @@ def episodes():
 
 
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.slow
 def test_a_training_step_is_that_of_the_definitions(episodes, name):
     """Adapters, value head and the moments of Adam, as far as rounding goes."""
     config = settings(SETTINGS[name](**ALGO, **CASES[name]))

@@ -82,6 +82,7 @@ KL_FIRST, KL_SECOND = np.array([0.3, -0.1]), np.array([[0.2, 0.0], [-0.4, 0.7]])
 
 @pytest.mark.parametrize("coef", [0.0, 0.5])
 @pytest.mark.parametrize("game", GAMES.values(), ids=GAMES)
+@pytest.mark.slow
 def test_estimates_converge_to_the_exact_advantages(game, coef):
     """Two agents choose 0 or 1 with equal odds: the advantage of a choice is Q minus V, exactly.
     A KL in the reward is a cost of the choice itself: of a branch's later turns it is not known."""

@@ -80,6 +80,7 @@ def test_a_kl_in_the_loss_needs_no_reward():
     assert not unused_settings.warning(config)
 
 
+@pytest.mark.slow
 def test_a_reference_that_nothing_reads_does_not_move():
     config, episodes = settings(ONCE), small.random_episodes(6)
     moves = dataclasses.replace(config, algo=dataclasses.replace(ONCE, kl_reference_every=1))

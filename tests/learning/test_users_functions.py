@@ -48,6 +48,7 @@ def test_a_policy_loss_has_a_number_for_each_decision(case):
 
 
 @pytest.mark.parametrize("case", ["a scalar", "one axis more", "whole numbers", "a text"])
+@pytest.mark.slow
 def test_a_loss_of_the_verbs_has_a_number_for_each_unit(case):
     wrong, got = LOSSES[case]
     policy = verbs.open_policy("tiny", room=1, rank=2)

@@ -185,6 +185,7 @@ def test_grouped_products_and_their_gradients_are_those_of_each_row_alone(rows, 
 
 @pytest.mark.parametrize("platform", ["cpu", "cuda", "tpu"])
 @pytest.mark.parametrize(("rows", "groups"), [(9, 5), (60, 5), (700, 5), (64, 2)])
+@pytest.mark.slow
 def test_every_platforms_form_is_the_reference_for_few_rows_and_many(platform, rows, groups):
     """Also for the few experts that a device of a large mesh has."""
     rng = np.random.default_rng(0)
@@ -205,6 +206,7 @@ def test_every_platforms_form_is_the_reference_for_few_rows_and_many(platform, r
 
 
 @pytest.mark.parametrize("config", [MIXED, SPARSE], ids=["mixed", "sparse"])
+@pytest.mark.slow
 def test_logits_are_those_of_the_definition(config):
     expected = in_numpy(config, tensors(config), TOKENS)
     bounds.close(logits(config), expected, bounds.forward(config))
@@ -215,6 +217,7 @@ def test_logits_are_those_of_the_definition(config):
 
 
 @pytest.mark.parametrize("kind", ["int8", "int4", "nf4"])
+@pytest.mark.slow
 def test_packed_experts_compute_what_their_unpacked_values_would(kind):
     _, _, params = packed = base(MIXED, kind)
     mlp = params["layers"][0]["mlp"]
@@ -297,6 +300,7 @@ def test_mxfp4_is_read_as_the_values_that_it_stands_for(tmp_path):
     np.testing.assert_array_equal(up, plain[f"{at}.gate_up_proj"][1, :, 1::2].T)
 
 
+@pytest.mark.slow
 def test_adapters_on_experts_are_their_products_added_to_each_expert(tmp_path):
     """The merged model, a peft folder read again, and all owners at once agree."""
     tree, owners = adapters(MIXED), jnp.asarray([[0], [2]]) + 0 * TOKENS

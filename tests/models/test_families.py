@@ -261,6 +261,7 @@ def record() -> None:
 
 
 @pytest.mark.parametrize("variant", [*VARIANTS][[*VARIANTS].index("gemma2") :])
+@pytest.mark.slow
 def test_logits_are_those_that_transformers_once_computed(variant, tmp_path):
     """Of the same tensors, without torch."""
     known = json.loads(RECORDED.read_text())[variant]

@@ -88,6 +88,7 @@ def base_of(kind: str, stacked: bool, mesh: tuple[int, int, int]):
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("stacked", "mesh"), [(False, (1, 1, 1)), (True, (2, 2, 2))], ids=str)
+@pytest.mark.slow
 def test_a_packed_base_computes_what_its_unpacked_values_would(kind, stacked, mesh):
     hidden = []
     for base in base_of(kind, stacked, mesh):
@@ -101,6 +102,7 @@ def test_a_packed_base_computes_what_its_unpacked_values_would(kind, stacked, me
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.slow
 def test_what_the_engine_samples_has_the_learners_log_probs(kind, monkeypatch):
     base, _ = base_of(kind, False, (1, 1, 1))
     monkeypatch.setattr(small, "base_on", lambda *_, **__: base)
@@ -121,6 +123,7 @@ def test_what_the_engine_samples_has_the_learners_log_probs(kind, monkeypatch):
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("layers", ["unrolled", "stacked"])
+@pytest.mark.slow
 def test_no_loop_of_decoding_holds_the_unpacked_base(kind, layers):
     """XLA would unpack it before the loop, for all steps at once."""
     config = small.config_of(d_model=256, d_ff=1024, head_dim=64, n_layers=4)

@@ -192,6 +192,7 @@ ROWS = {
 
 
 @pytest.mark.parametrize("name", ROWS)
+@pytest.mark.slow
 def test_sequences_of_a_row_are_the_recurrence_in_values_and_gradients(name):
     until, places = row_of(*ROWS[name])
     tokens, t = delta_inputs(len(until)), len(until)
@@ -343,6 +344,7 @@ def test_prompts_start_from_the_state_that_another_left(name, stacked):
 
 
 @pytest.mark.parametrize("name", SETTINGS)
+@pytest.mark.release
 def test_exports_compute_what_we_compute(name, tmp_path):
     """A merged model that is loaded again; and with torch, transformers' model and peft's."""
     model = published(name, tmp_path / "source")
@@ -423,6 +425,7 @@ def gradients(name: str, mesh: tuple[int, int, int], stacked: bool = False) -> l
 @pytest.mark.parametrize(
     "name", ["mixed", pytest.param("gemma4_readers", marks=pytest.mark.release)]
 )
+@pytest.mark.release
 def test_gradients_of_each_owner_are_the_same_on_one_device_and_stacked_on_four(name):
     one, four = gradients(name, (1, 1, 1)), gradients(name, (2, 1, 2), stacked=True)
     # keys are made of length 1, and the rounding of short ones grows with them
@@ -490,6 +493,7 @@ def test_samples_of_one_prompt_learn_together_what_each_learns_alone(name="qwen3
     bounds.close(sums, total, bounds.backward(CONFIGS[name], tokens=160))
 
 
+@pytest.mark.slow
 def test_files_with_all_experts_in_one_tensor_are_read_alike(tmp_path):
     """As published: also beside parts for images, and for guesses of several tokens."""
     model = published("experts", tmp_path / "source")

@@ -45,6 +45,7 @@ def forward(stacked: bool, mesh: tuple[int, int, int], remat: Remat = "none"):
 
 @pytest.mark.parametrize("mesh", [(1, 1, 1), (2, 2, 2)], ids=str)
 @pytest.mark.parametrize("remat", ["none", "products", "block"])
+@pytest.mark.slow
 def test_hidden_states_cache_and_gradients_are_those_of_unrolled_layers(mesh, remat):
     expected = forward(False, (1, 1, 1), remat)
     bounds.close(forward(True, mesh, remat), expected, bounds.backward(layers=LAYERS))

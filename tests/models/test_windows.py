@@ -82,6 +82,7 @@ def rows(b: int = 4, t: int = 60):
 
 
 @pytest.mark.parametrize("attention", [causal_attention, causal_attention_in_pieces])
+@pytest.mark.slow
 def test_a_sequence_that_shares_its_prefix_reads_as_far_as_it_does_alone(attention):
     tokens, positions, until = rows()
     where = small.one_device()
@@ -98,6 +99,7 @@ def test_a_sequence_that_shares_its_prefix_reads_as_far_as_it_does_alone(attenti
     [((1, 1, 1), CONFIG), ((2, 2, 2), CONFIG), ((2, 2, 2), RULES)],
     ids=["one", "mesh", "mesh-rules"],
 )
+@pytest.mark.slow
 def test_stacked_layers_that_differ_compute_what_unrolled_ones_do(shape, config):
     one = hidden(small.one_device(), *rows(), config=config)
     many = hidden(small.mesh_of(*shape), *rows(), stacked=True, config=config)

@@ -94,6 +94,7 @@ def leaves(adapter):
     return [np.asarray(x) for x in jax.tree.leaves(adapter)]
 
 
+@pytest.mark.slow
 def test_adapters_of_unlike_ranks_and_losses_in_one_call_are_bit_for_bit_those_alone(
     empty, adapters
 ):
@@ -147,6 +148,7 @@ def reference(policy, adapter, data, name):
 
 
 @pytest.mark.parametrize("slot", DATA)
+@pytest.mark.slow
 def test_a_step_is_that_of_the_definitions(empty, adapters, slot):
     """Log-probs, losses, gradient sums and Adam as in PyTorch, as far as rounding goes."""
     policy, adapter = with_adapters(empty, adapters), adapters[slot]
@@ -174,6 +176,7 @@ def test_a_step_is_that_of_the_definitions(empty, adapters, slot):
     bounds.close_steps(got, expected, [g**2 for g in slopes], 1e-2, roundings)
 
 
+@pytest.mark.slow
 def test_sums_over_calls_are_those_of_one_call(empty, adapters):
     policy, data = with_adapters(empty, adapters), DATA[0]
     whole, _ = on_data.forward_backward(policy, data, "ppo")
@@ -183,6 +186,7 @@ def test_sums_over_calls_are_those_of_one_call(empty, adapters):
         bounds.close(x, y, bounds.update(tiny.CONFIG))
 
 
+@pytest.mark.slow
 def test_counts_make_a_mean_and_no_weight_moves_nothing(empty, adapters):
     policy = with_adapters(empty, adapters)
 
@@ -199,6 +203,7 @@ def test_counts_make_a_mean_and_no_weight_moves_nothing(empty, adapters):
         np.testing.assert_array_equal(x, y)
 
 
+@pytest.mark.slow
 def test_an_adapter_is_saved_with_its_optimiser_and_goes_on(empty, adapters, tmp_path):
     policy, _ = learned(with_adapters(empty, adapters), [0, 2], steps=1)
     verbs.save(verbs.take(policy, 0), tmp_path / "one.safetensors")

@@ -85,6 +85,7 @@ def by_definition(policy, adapter, datum, factors):
     return logprobs[np.arange(len(datum.targets)), datum.targets]
 
 
+@pytest.mark.slow
 def test_logprobs_and_gradients_are_those_of_the_sum_of_the_matrices(policy, adapters):
     data = [x for slot in adapters for x in data_of(slot, 1)]
     sums, found = on_data.forward_backward(policy, data, "cross_entropy")
@@ -110,6 +111,7 @@ def test_logprobs_and_gradients_are_those_of_the_sum_of_the_matrices(policy, ada
     assert not np.asarray(sums.gradient[lora.UNEMBED]["b"][:, 1]).any()
 
 
+@pytest.mark.slow
 def test_what_is_sampled_with_it_has_the_logprobs_that_are_learned(policy, adapters):
     shape = Shape(slots=4, chunk=4, context=64, longest=16)
     engine = engine_on(policy.base, policy.mesh, shape, adapters=4, rank=RANK, targets=EVERY)
@@ -136,6 +138,7 @@ def test_what_is_sampled_with_it_has_the_logprobs_that_are_learned(policy, adapt
         assert done[ticket].version == str(slot)
 
 
+@pytest.mark.slow
 def test_a_token_that_is_not_finite_stops_its_own_adapter_alone(policy):
     """All adapters share the product with the hidden states."""
     data = [*data_of(0), *data_of(2)]
@@ -152,6 +155,7 @@ def test_a_token_that_is_not_finite_stops_its_own_adapter_alone(policy):
     assert np.abs(head[0][2] - head[1][2]).max() > 1e-3
 
 
+@pytest.mark.slow
 def test_the_likeliest_tokens_at_each_place(policy, adapters):
     data = [x for slot in adapters for x in data_of(slot, 2)]
     again = [data[0]._replace(positions=data[0].positions * 0 + 5)]  # one place, many targets
@@ -168,6 +172,7 @@ def test_the_likeliest_tokens_at_each_place(policy, adapters):
         assert (own <= logprobs[:, 0] + bounds.logprobs(tiny.CONFIG)).all()
 
 
+@pytest.mark.slow
 def test_adam_goes_on_without_an_advantage_if_it_is_asked_to(policy):
     data = data_of(0)
     sums, _ = on_data.forward_backward(policy, data, "cross_entropy")

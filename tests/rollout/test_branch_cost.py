@@ -103,6 +103,7 @@ def team_of_three() -> Team:
     (4, 128, 8, 512, 1.1), (8, 256, 8, 512, 1.1), (4, 24, 16, 512, 1.35),  # as on a CPU
     (4, 128, 8, 8192, 1.1), (8, 256, 8, 8192, 1.15), (4, 24, 16, 8192, 1.35),  # and elsewhere
 ])  # fmt: skip
+@pytest.mark.release
 def test_branches_compute_hardly_more_than_has_to_be(
     branches, slots, tasks, tokens, most, monkeypatch
 ):

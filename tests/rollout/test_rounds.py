@@ -44,6 +44,7 @@ def play(**how):
     return rollout.play(small.samples(range(5)), 0), sampler
 
 
+@pytest.mark.slow
 def test_tools_of_agents_that_act_together_change_no_order(monkeypatch):
     orders = []
     for delay in (0.0, 0.001, 0.001):

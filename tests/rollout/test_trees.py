@@ -133,6 +133,7 @@ class Restored(Counted):
         self._said = list(value)
 
 
+@pytest.mark.slow
 def test_where_an_environment_offers_snapshots_no_step_is_taken_again():
     def episodes(env):
         env.taken = 0

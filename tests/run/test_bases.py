@@ -108,7 +108,7 @@ def test_a_run_on_other_bases_is_refused(two, tmp_path, capsys):
     assert "base other was " in capsys.readouterr().err
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_a_team_on_two_bases_is_evaluated_asked_and_exported(two, tmp_path, capsys):
     with pytest.raises(SystemExit) as left:
         evaluate.main(["--run", str(two), "--limit", "8", "--compare", "--out", str(tmp_path)])

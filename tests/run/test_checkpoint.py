@@ -75,6 +75,7 @@ def two(state, tmp_path_factory):
     return run
 
 
+@pytest.mark.slow
 def test_what_is_restored_is_what_was_saved_bit_for_bit(tmp_path, state):
     with opened(tmp_path) as checkpoints:
         checkpoints.save(7, state, {"rollbacks": 2, "best": 0.1 + 0.2}, metric=0.25)

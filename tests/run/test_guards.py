@@ -219,6 +219,7 @@ def learn(learner, spoil=lambda batch: batch, **state):
     return before, new, jax.device_get(report["nonfinite"])
 
 
+@pytest.mark.slow
 def test_a_sound_update_skips_nothing_and_the_scale_scales_it(learner):
     before, one, counts = learn(learner)
     assert not any(np.any(count) for count in counts.values())
@@ -232,6 +233,7 @@ def test_a_sound_update_skips_nothing_and_the_scale_scales_it(learner):
 
 
 @pytest.mark.parametrize("what", ["behaviour logprobs", "advantages"])
+@pytest.mark.slow
 def test_an_update_that_is_not_finite_is_skipped_and_named(what, learner):
     def spoil(batch):
         if what == "advantages":
@@ -358,7 +360,7 @@ def train_until_exit(*flags):
     return left.value.code
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_advantages_that_are_no_numbers_are_skipped_and_rolled_back(broken_env, tmp_path):
     run = tmp_path / "run"
     env = ["--env.name", "broken_once:Broken"]

@@ -303,7 +303,7 @@ def test_a_signal_ends_a_play_that_hangs_and_saves_what_is_learned(own_env, tmp_
     assert [p.name for p in (run / "checkpoints").iterdir()] == ["2"]
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_a_rollback_drops_what_was_played_ahead(own_env, tmp_path, monkeypatch):
     """Twice the same, with other delays; steps after it are sampled by what it went back to."""
     do = "return StepResult('', 77.0 if {0} else 1.0, True)"

@@ -62,6 +62,7 @@ def test_the_rank_of_the_largest_matrix_is_the_most(targets):
     ],
     ids=" ".join,
 )
+@pytest.mark.slow
 def test_an_estimate_is_no_more_than_what_a_run_holds_and_not_much_less(flags):
     config = cli.parse([*flags, "--algo.episodes", "8"])
     blueprint, devices = load_team(None), open_devices(config.mesh)

@@ -31,6 +31,7 @@ def run_train(folder, base, *flags):
     ("context", "holes"),
     [("own", True), pytest.param("shared", False, marks=pytest.mark.release)],
 )
+@pytest.mark.release
 def test_no_id_without_a_token_is_sampled_and_no_episode_is_dropped(context, holes, tmp_path):
     base = padded.write(tmp_path / "base", 400, holes)
     tokenizer, run = from_directory(base), tmp_path / "run"

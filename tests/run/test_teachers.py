@@ -89,6 +89,7 @@ def test_the_advantage_of_a_token_is_the_difference_of_the_log_probs(adapters):
     bounds.close(metrics["teacher_kl"][0], mean, bounds.sums(first.sum()), bounds.LOGITS)
 
 
+@pytest.mark.slow
 def test_an_agent_without_a_teacher_learns_nothing():
     """Bit-equal adapters, also where the other agent's teacher moves its own."""
     learner, team = learner_of(None, Teacher())
@@ -206,6 +207,7 @@ def run_train(folder, *flags):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("one_device")
+@pytest.mark.release
 def test_a_distillation_continues_and_keeps_no_state_of_its_teacher(tmp_path):
     (tmp_path / "team.yaml").write_text(TEAM)
     flags = "--team.file", str(tmp_path / "team.yaml")

@@ -49,6 +49,7 @@ def requests(n=6, **changed):
     return [request._replace(**changed) for request in made]
 
 
+@pytest.mark.slow
 def test_each_request_is_answered_once_and_the_answer_names_the_version(sampler):
     """Invariant 23."""
     asked = requests()

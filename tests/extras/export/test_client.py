@@ -105,6 +105,7 @@ SERVED = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SERVED)
+@pytest.mark.release
 def test_the_commands_of_the_card_play_the_team_of_the_run(name, tmp_path, monkeypatch):
     if "format" in name:
         pytest.importorskip("llguidance")

@@ -126,7 +126,7 @@ def whole(tmp_path_factory):
     return run
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_the_reference_moves_to_the_present_adapters_every_so_many_steps(whole):
     states = {step: arrays_of(whole, step) for step in range(1, 7)}
     for step, state in states.items():
@@ -139,7 +139,7 @@ def test_the_reference_moves_to_the_present_adapters_every_so_many_steps(whole):
     assert any(parts["b"][0].any() for parts in states[3]["policies"][MAIN]["reference"].values())
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_a_run_with_other_settings_may_be_an_opponent(whole, tmp_path, capsys):
     run_train(tmp_path / "other", "--run.seed", "5", "--run.steps", "1", "--algo.lr", "1e-2")
     with pytest.raises(SystemExit) as left:

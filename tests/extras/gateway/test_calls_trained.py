@@ -96,6 +96,7 @@ def record(monkeypatch, tokenizer):
     pytest.param(name, marks=[] if form in IN_CI else [pytest.mark.release])
     for name, form in MODELS.items()
 ])  # fmt: skip
+@pytest.mark.release
 def test_a_call_is_sampled_answered_and_learned_from(architecture, tmp_path, monkeypatch):
     name = MODELS[architecture]
     tokenizer = tokenizer_of(name)

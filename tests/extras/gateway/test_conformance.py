@@ -43,6 +43,7 @@ def differences(ours, other, least=380):
 
 
 @pytest.mark.parametrize("every", [8, pytest.param(1, marks=pytest.mark.release)])
+@pytest.mark.release
 def test_answers_are_those_of_vllm_but_for_what_is_meant(client, repository, every):
     file = repository / "tests" / "extras" / "gateway" / "vllm_answers.json"
     assert file.stat().st_size < 100_000
@@ -116,6 +117,7 @@ def test_the_sdk_streams_text_calls_and_parsed_answers_of_chats(sdk):
     assert call.function.parsed_arguments["a"] in ("x", "y")
 
 
+@pytest.mark.release
 def test_the_sdk_streams_text_calls_and_parsed_answers_of_responses(sdk):
     from pydantic import create_model
 

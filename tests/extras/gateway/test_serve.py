@@ -72,7 +72,7 @@ def text_of(body):
     return body["choices"][0]["message"]["content"]
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_each_agent_writes_with_the_tokenizer_of_its_base(tmp_path, one_device):
     """Alone, in a stream and in a team whose answer is that of another base."""
     other = other_tokenizer.write(tmp_path / "other")
@@ -260,7 +260,7 @@ CALLS = {
 }  # fmt: skip
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_what_a_call_needs_is_compiled_before_calls_are_taken(run):
     with served(run, warm=True) as client, Compilations() as compilations:
         for number, (what, fields) in enumerate(CALLS.items()):

@@ -65,7 +65,7 @@ def tiny() -> verdict.Plan:
     return found
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_each_base_is_planned_beside_what_the_others_hold(tmp_path):
     team = """
         bases: {large: {model: tiny, context: 64}, wise: {model: tiny}}
@@ -95,6 +95,7 @@ def test_each_base_is_planned_beside_what_the_others_hold(tmp_path):
     [((-1, 1, 4), "unrolled"), ((-1, 4, 1), "unrolled"), ((-1, 2, 2), "stacked")],
     ids=str,
 )
+@pytest.mark.release
 def test_hosts_exchange_gradients_and_never_the_base(mesh, layers):
     """At most 1.2 times the gradients of adapters and critic in an optimiser step, however large
     the base is and however many microbatches a step has."""
@@ -157,6 +158,7 @@ def test_with_a_lag_the_cache_lies_beside_the_update():
     assert ahead["gradients"] - alone["gradients"] == more
 
 
+@pytest.mark.release
 def test_where_another_sampler_plays_the_learner_is_planned_alone():
     elsewhere = config_lib.RolloutSettings(sampler="own:Sampler", lag=1)
     run = run_of(settings(rollout=elsewhere))

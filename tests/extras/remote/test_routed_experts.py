@@ -41,6 +41,7 @@ def standing():
 @pytest.mark.parametrize(
     ("kind", "each"), [("vllm", True), ("vllm", False), ("sglang", True)], ids=str
 )
+@pytest.mark.release
 def test_experts_arrive_in_the_spelling_that_the_server_reads(kind, each, standing, tmp_path):
     standing.kind, standing.each_expert = kind, each
     base, sampler = moe_base(), open_http(tmp_path, standing.url, base=moe_base())

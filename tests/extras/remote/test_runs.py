@@ -76,7 +76,7 @@ def metrics(run):
     return [json.loads(line) for line in file.read_text().splitlines()] if file.is_file() else []
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_each_of_two_processes_asks_for_its_share_and_one_without_proof_ends_both(
     base, server, tmp_path
 ):

@@ -31,6 +31,7 @@ FLAGS = """--run.steps 4 --run.save_every 2 --run.loggers none --algo.name grpo 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("one_device")
+@pytest.mark.release
 def test_a_run_with_a_form_resumes_bit_for_bit_and_its_log_probs_have_no_gap(tmp_path, monkeypatch):
     (team := tmp_path / "team.yaml").write_text(TEAM)
 
