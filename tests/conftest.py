@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import gc
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -117,6 +118,16 @@ def room_for_programs():
     yield
     if compilation.is_crowded(share=0.3):
         compilation.drop_programs()
+
+
+@pytest.fixture(autouse=True)
+def modules_of_a_test_end_with_it(tmp_path_factory: pytest.TempPathFactory):
+    """The next test may write another module of the same name."""
+    yield
+    written = str(tmp_path_factory.getbasetemp())
+    for name, module in [*sys.modules.items()]:
+        if (getattr(module, "__file__", None) or "").startswith(written):
+            del sys.modules[name]
 
 
 @pytest.fixture

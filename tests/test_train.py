@@ -574,7 +574,6 @@ def test_a_step_without_any_gradient_is_named_once(
 ):
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.delitem(sys.modules, "flat_env", raising=False)
     (tmp_path / "flat_env.py").write_text(FLAT_ENV.format(reward=reward))
     assert (
         run_train("--env.name", "flat_env:Flat", "--run.dir", "run", "--run.steps", 3, *flags) == 0

@@ -233,8 +233,6 @@ def own(tmp_path, monkeypatch):
     (tmp_path / "own_envs.py").write_text(OWN)
     (tmp_path / "broken_envs.py").write_text("import no_such_thing")
     monkeypatch.syspath_prepend(tmp_path)
-    yield
-    sys.modules.pop("own_envs", None)
 
 
 def test_a_users_class_is_found_and_its_rewards_pass_unchanged(own):

@@ -1,7 +1,6 @@
 """Reward functions of a user's own beside rows of data: plain, async, weighted, and wrong ones."""
 
 import json
-import sys
 import textwrap
 from types import SimpleNamespace
 from typing import Any
@@ -54,8 +53,7 @@ def home(tmp_path, monkeypatch):
     (tmp_path / "rows.jsonl").write_text(json.dumps(ROW) + "\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
-    yield tmp_path
-    sys.modules.pop("mine", None)
+    return tmp_path
 
 
 def play(*rewards, text="a pear", horizon=1):

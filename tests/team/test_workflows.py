@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -504,7 +503,6 @@ WANTED = "expected a function of (team, observation)"
 def test_what_is_no_workflow_is_one_line_before_a_model_is_loaded(name, got, tmp_path, monkeypatch):
     (tmp_path / "flows.py").write_text(THINGS)
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.delitem(sys.modules, "flows", raising=False)
     with pytest.raises(BadInput) as caught:
         find_workflow(f"flows:{name}")
     assert str(caught.value).startswith(f"--team.workflow flows:{name}: {WANTED}, got {got}")
