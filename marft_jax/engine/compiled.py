@@ -181,10 +181,10 @@ def programs(
         return lay_out(adapters, lora.scale_of(adapters, alpha))
 
     def replace(
-        fused: lora.FusedAdapters, own: lora.Adapters, scale: Array, n: Array
+        fused: lora.FusedAdapters, adapter: lora.Adapters, scale: Array, n: Array
     ) -> lora.FusedAdapters:
-        own = jax.tree.map(lambda x: x[None], own)
-        return lora.replaced(fused, lay_out(own, scale), n)
+        adapter = jax.tree.map(lambda x: x[None], adapter)
+        return lora.replaced(fused, lay_out(adapter, scale), n)
 
     places = mesh_lib.row_shards(mesh)
     fill = functools.partial(mesh_lib.with_mesh(mesh, prefill), places=places, **model)

@@ -113,8 +113,8 @@ class Engine:
         """
         assert owner not in self._schedule.owners
         assert all(entry.request.owner != owner for entry in self._active.values())
-        own = lora.padded(factors, self._stack)
-        self._fused = self._replace(self._fused, own, np.float32(scale), np.int32(owner))
+        adapter = lora.padded(factors, self._stack)
+        self._fused = self._replace(self._fused, adapter, np.float32(scale), np.int32(owner))
         self._versions[owner] = version
         self._schedule.forget_owner(owner)
 
@@ -181,34 +181,34 @@ class Engine:
     def _allowed(self) -> jax.Array | None:
         """Tokens that may come next in each slot; None where any token may in all slots."""
         slots = range(self._shape.slots)
-        own = [self._constraints[slot] if slot in self._active else None for slot in slots]
-        if not any(own):
+        constraints = [self._constraints[slot] if slot in self._active else None for slot in slots]
+        if not any(constraints):
             return None
         s = self._slots
         assert s is not None
         count, ids = map(np.asarray, jax.device_get((s.count_S, s.ids_SA)))
         begun = [ids[slot, : count[slot]].tolist() for slot in range(self._shape.slots)]
-        return self._mask(own, begun)
+        return self._mask(constraints, begun)
 
     def _mask(
         self, constraints: Sequence[Constraint | None], begun: Sequence[list[int]]
     ) -> jax.Array:
         """Tokens that may continue what each row has begun."""
         mask = np.ones((len(constraints), self._vocabulary), bool)
-        for row, (own, ids) in enumerate(zip(constraints, begun, strict=True)):
-            if own is not None and (allowed := own(ids)) is not None:
+        for row, (constraint, ids) in enumerate(zip(constraints, begun, strict=True)):
+            if constraint is not None and (allowed := constraint(ids)) is not None:
                 mask[row] = allowed
         return jax.device_put(mask, mesh_lib.rows(self._mesh))
 
     def _begin(self, group: Group) -> None:
         """Prefills the requests of a group."""
-        own: list[Constraint | None] = [None] * group.rows
+        constraints: list[Constraint | None] = [None] * group.rows
         for entry in group.entries:
             self._active[entry.slot] = entry
             self._lengths[entry.slot] = len(entry.request.prompt)
             asked = entry.request.choices, entry.request.form
-            own[entry.row] = constraint_of(*asked, self._vocabulary, self._forms)
-            self._constraints[entry.slot] = own[entry.row]
+            constraints[entry.row] = constraint_of(*asked, self._vocabulary, self._forms)
+            self._constraints[entry.slot] = constraints[entry.row]
         prompts = self._prompts(group)
         self._slots = self._prefill(
             base=self._base,
@@ -216,7 +216,7 @@ class Engine:
             slots=self._slots,
             prompts=jax.device_put(prompts, mesh_lib.rows(self._mesh)),
             read=group.shape.read,
-            allowed_BV=self._mask(own, [[]] * group.rows) if any(own) else None,
+            allowed_BV=self._mask(constraints, [[]] * group.rows) if any(constraints) else None,
         )
 
     def _prompts(self, group: Group) -> PromptRows:
@@ -258,19 +258,19 @@ class Engine:
                 is_ended = entry.request.ends and int(ids[slot, n - 1]) in self._eos_ids
                 why = "stop" if end is not None else "end" if is_ended else "length"
                 n = end or n
-                own = ids[slot, :n].copy(), logprobs[slot, :n].copy()
+                sampled = ids[slot, :n].copy(), logprobs[slot, :n].copy()
                 version = self._versions.get(entry.request.owner, self._version)
-                done.append((entry.ticket, Completion(*own, why, share, version)))
+                done.append((entry.ticket, Completion(*sampled, why, share, version)))
                 del self._active[slot]
                 if end is None or not self._recurrent:  # no state is as old as a stop text
-                    self._schedule.extend(slot, own[0][:-1])  # the last one was never read
+                    self._schedule.extend(slot, sampled[0][:-1])  # the last one was never read
         return done
 
     def _stopped_at(self, request: Request, ids: np.ndarray) -> int | None:
         """Number of ids up to the first stop text or stop id; None where there is none."""
-        found, stops = list[int](), request.sampling.stop
+        ends, stops = list[int](), request.sampling.stop
         if request.stop_ids:
-            found += (np.flatnonzero(np.isin(ids, request.stop_ids))[:1] + 1).tolist()
+            ends += (np.flatnonzero(np.isin(ids, request.stop_ids))[:1] + 1).tolist()
         if stops and (end := stopped_at(ids.tolist(), stops, self._decode_text)) is not None:
-            found.append(end)
-        return min(found, default=None)
+            ends.append(end)
+        return min(ends, default=None)

@@ -172,7 +172,7 @@ class Schedule:
         self._ahead.forget()
         for waiting in queue:
             choices = [waiting._replace(slots=slots) for slots in self._shards if left[slots]]
-            chosen = max(choices, key=lambda own: (self._begins(own), left[own.slots]))
+            chosen = max(choices, key=lambda choice: (self._begins(choice), left[choice.slots]))
             left[chosen.slots] -= 1
             slot = chosen.slots[left[chosen.slots]]
             self._ahead.put(slot, waiting.request.owner, waiting.request.prompt)
@@ -215,22 +215,22 @@ class Schedule:
             by_shard.append([*islice(alike, sizes[-1] // n)])
         most = compilation.prefill_tokens(self._mesh) // shape.width
         rows = _rows(sizes, n * max(map(len, by_shard)), most)
-        by_shard = [own[: rows // n] for own in by_shard]
+        by_shard = [of_shard[: rows // n] for of_shard in by_shard]
         for waiting in chain(*by_shard):
             wanted.pop(waiting.ticket, None)
         use = {slot: first for first, slot in reversed([*enumerate(wanted.values())])}
         entries = list[Entry]()
-        for shard, own in enumerate(by_shard):
+        for shard, of_shard in enumerate(by_shard):
             usable = [slot for slot in self._shards[shard] if slot in free]
             usable.sort(key=lambda slot: (-use.get(slot, len(wanted)), self._filled[slot]))
-            starts = [self._start(waiting) for waiting in own]
+            starts = [self._start(waiting) for waiting in of_shard]
             slots = _slots(usable, starts)
             numbers = range(shard * (rows // n), rows)
-            for row, waiting, slot, start in zip(numbers, own, slots, starts, strict=False):
+            for row, waiting, slot, start in zip(numbers, of_shard, slots, starts, strict=False):
                 entries.append(Entry(waiting.ticket, waiting.request, row, slot, start))
         for entry in entries:
-            own = entry.request
-            self._held.put(entry.slot, own.owner, own.prompt, entry.start.tokens)
+            request = entry.request
+            self._held.put(entry.slot, request.owner, request.prompt, entry.start.tokens)
             self._filled[entry.slot] = entry.ticket
             self.reused += entry.start.tokens
         self._starts.clear()

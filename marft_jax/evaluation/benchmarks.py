@@ -97,18 +97,18 @@ def plans(
     Raises:
         BadInput: no such benchmark or file, or several greedy answers to one task.
     """
-    own = BenchmarkPlan(config.env.name, samples, config, limit or config.eval.episodes)
-    found = [_plan(spec, config, folder, samples, limit) for spec in specs] or [own]
-    names = [plan.name for plan in found]
+    default = BenchmarkPlan(config.env.name, samples, config, limit or config.eval.episodes)
+    planned = [_plan(spec, config, folder, samples, limit) for spec in specs] or [default]
+    names = [plan.name for plan in planned]
     if len(set(names)) < len(names):
         raise BadInput(f"benchmarks: expected each once, got {' '.join(names)}")
-    for plan in found:
+    for plan in planned:
         if plan.samples < 1:
             raise BadInput(f"--samples: expected at least 1, got {plan.samples}")
         if plan.samples > 1 and plan.config.eval.temperature == 0:
             why = "several greedy answers are all the same; add --eval.temperature 1"
             raise BadInput(f"{plan.name}: {why}")
-    return found
+    return planned
 
 
 def _plan(

@@ -62,9 +62,9 @@ class Score(NamedTuple):
 
     def metrics(self, name: str) -> dict[str, float]:
         """Returns the score as metrics with the documented names."""
-        found = {"accuracy": self.accuracy, "reward": self.reward}
-        found |= {f"pass@{k}": passed for k, passed in self.passed.items() if k > 1}
-        return {f"eval/{name}/{kind}": estimated.mean for kind, estimated in found.items()}
+        estimates = {"accuracy": self.accuracy, "reward": self.reward}
+        estimates |= {f"pass@{k}": passed for k, passed in self.passed.items() if k > 1}
+        return {f"eval/{name}/{kind}": estimated.mean for kind, estimated in estimates.items()}
 
     @property
     def average(self) -> str:
@@ -171,12 +171,12 @@ def _agents(records: Sequence[Record]) -> dict[str, AgentScore]:
             verdicts[verdict["agent"]].append(verdict["verdict"] == "right")
     return {
         name: AgentScore(
-            len(own),
-            sum(turn["tokens"][1] - turn["tokens"][0] for turn in own) / len(own),
-            sum(turn["truncated"] for turn in own) / len(own),
+            len(of_agent),
+            sum(turn["tokens"][1] - turn["tokens"][0] for turn in of_agent) / len(of_agent),
+            sum(turn["truncated"] for turn in of_agent) / len(of_agent),
             sum(verdicts[name]) / len(verdicts[name]) if name in verdicts else None,
         )
-        for name, own in turns.items()
+        for name, of_agent in turns.items()
     }
 
 

@@ -18,21 +18,21 @@ _NAME = 14  # columns of a name, with the space beside it
 def benchmarks(scores: Scores) -> Table:
     """Makes a row for each benchmark and variant of the team."""
     rows = []
-    for (name, variant), found in scores.items():
-        k = max(found.passed)
-        passed = f"@{k} {found.passed[k].mean:.4f}" if k > 1 else ""
-        average = found.accuracy if found.graded else f"mean reward {found.reward}"
-        rows.append([name, variant, str(found.tasks), f"@{found.samples} {average}", passed])
+    for (name, variant), score in scores.items():
+        k = max(score.passed)
+        passed = f"@{k} {score.passed[k].mean:.4f}" if k > 1 else ""
+        average = score.accuracy if score.graded else f"mean reward {score.reward}"
+        rows.append([name, variant, str(score.tasks), f"@{score.samples} {average}", passed])
     return folding(["benchmark", "who"], ["tasks", "avg@n (95 %)", "pass@n"], rows)
 
 
 def agents(scores: Scores) -> Table:
     """Makes a row for each agent of each benchmark and variant of the team."""
     rows = []
-    for (name, variant), found in scores.items():
-        for agent, own in found.agents.items():
-            right = "" if own.right is None else f"{own.right:.4f}"
-            figures = [right, f"{own.tokens:.1f}", f"{own.truncated:.3f}"]
+    for (name, variant), score in scores.items():
+        for agent, agent_score in score.agents.items():
+            right = "" if agent_score.right is None else f"{agent_score.right:.4f}"
+            figures = [right, f"{agent_score.tokens:.1f}", f"{agent_score.truncated:.3f}"]
             rows.append([name, variant, agent, *figures])
     return folding(["benchmark", "who", "agent"], ["right", "tokens", "cut off"], rows)
 

@@ -121,13 +121,13 @@ def find_algorithm(name: str) -> Algorithm:
     if name in ALGORITHMS:
         return ALGORITHMS[name]
     kinds.settings_type(name)  # checks the settings
-    found = load_plugin(name, "--algo.name", ALGORITHMS, kind="NAME")
-    if not isinstance(found, Algorithm) or found.level not in get_args(Level):
+    plugin = load_plugin(name, "--algo.name", ALGORITHMS, kind="NAME")
+    if not isinstance(plugin, Algorithm) or plugin.level not in get_args(Level):
         raise BadInput(
             f"--algo.name {name}: expected a marft_jax.learning.Algorithm of the level action or "
-            f"token, got {shown(found)}"
+            f"token, got {shown(plugin)}"
         )
-    return found
+    return plugin
 
 
 def normalized_advantages(

@@ -211,18 +211,18 @@ def _facts(
     episodes: Sequence[Episode], chains: Sequence[tuple[int, Sequence[int]]], origin: Origin
 ) -> list[list[tuple[float, ...]]]:
     """Facts about each turn of each chain, in the order of ``OfTurn``."""
-    found = []
+    facts = []
     for i, (e, turns) in enumerate(chains):
-        home, own = chains[origin.trunk_E[i]]
+        home, whole = chains[origin.trunk_E[i]]
         trunk, first = episodes[home], max(0, int(origin.branch_E[i]))
-        layers = dict(zip(own, layers_of([trunk.turns[k] for k in own], own), strict=True))
+        layers = dict(zip(whole, layers_of([trunk.turns[k] for k in whole], whole), strict=True))
         places, row = trunk.places, list[tuple[float, ...]]()
         for k in turns:
             turn, number = episodes[e].turns[k], first + k
             solo_return = episodes[e].alone.get(turn.agent, math.nan)
             row.append((number, *places[number], layers[number], turn.truncated, solo_return))
-        found.append(row)
-    return found
+        facts.append(row)
+    return facts
 
 
 def _numbered(labels: Sequence[Any]) -> np.ndarray:

@@ -45,7 +45,7 @@ def check_team(config: Config) -> Blueprint:
 def check_learns(config: Config, blueprint: Blueprint) -> None:
     """Raises ``BadInput`` for a step reward that is not found, an agent whose samples teach
     nothing, and a length penalty of every action."""
-    own, names = config.algo.part(Algo), [profile.name for profile in blueprint.agents]
+    algo, names = config.algo.part(Algo), [profile.name for profile in blueprint.agents]
     at, learns_from_them = config.algo.part(Branching).branch_at, isinstance(config.algo, Distill)
     if at not in ("random", "every") and not set(at.split(",")) <= set(names):
         raise BadInput(
@@ -60,8 +60,8 @@ def check_learns(config: Config, blueprint: Blueprint) -> None:
         )
     for profile in blueprint.agents:
         if profile.learns and not config.algo.recorded:
-            _check_samples(config, profile, own.overlong_buffer)
-    for name in (own.step_reward, *(profile.reward for profile in blueprint.agents)):
+            _check_samples(config, profile, algo.overlong_buffer)
+    for name in (algo.step_reward, *(profile.reward for profile in blueprint.agents)):
         if name is not None:
             find_step_reward(name)
 

@@ -133,11 +133,11 @@ def agent_reward(episode: Episode, rewards_K: np.ndarray, agent: int, credit: st
 
 def _of_players(episode: Episode, step: int, so_far: Sequence[int]) -> list[list[int]]:
     """Turns of each player in a step; for a player that did not act in it, its last turn before."""
-    found = []
+    by_player = []
     for player in dict.fromkeys(episode.turns[k].player for k in so_far):
         turns = [k for k in so_far if episode.turns[k].player == player]
-        found.append([k for k in turns if episode.turns[k].step == step] or turns[-1:])
-    return found
+        by_player.append([k for k in turns if episode.turns[k].step == step] or turns[-1:])
+    return by_player
 
 
 def _own_rewards(episode: Episode, step: int, so_far: Sequence[int]) -> list[tuple[int, float]]:

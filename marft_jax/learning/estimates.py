@@ -72,12 +72,12 @@ def estimate(
         taught_EJ: advantages from teachers (``teaching.py``), added to those of the rewards.
         rounding: of a log-prob, relative to its size; depends on the dtype of the base.
     """
-    chain, report, own = batch.chain, dict[str, np.ndarray | float](), algo.part(Algo)
+    chain, report, of_samples = batch.chain, dict[str, np.ndarray | float](), algo.part(Algo)
     if reference is not None:
-        kls = _reference_kl(batch.behaviour, reference, own)
+        kls = _reference_kl(batch.behaviour, reference, of_samples)
         report["ref_kl"] = chain.agent_means(kls, agents)
-        if own.kl_in == "reward":
-            chain = _charge_kl(own, batch, kls, reference, rounding)
+        if of_samples.kl_in == "reward":
+            chain = _charge_kl(of_samples, batch, kls, reference, rounding)
     if values_EJ is not None:
         returns_EJ = np.abs(returns_to_go(chain))
         largest = returns_EJ.max(where=np.isfinite(returns_EJ), initial=0.0)
@@ -172,14 +172,14 @@ def _loss_weights(algo: Update, batch: Batch, agents: int) -> dict[str, np.ndarr
     if mean != "token":
         count_EJ = one_EJ * chain.weight_EJ
         weight_EJ = count_EJ if mean == "sequence" else one_EJ / mean
-    found = {"weights": weight_EJ, "counts": count_EJ}
+    inputs = {"weights": weight_EJ, "counts": count_EJ}
     if coef := algo.part(Algo).entropy_coef:
         coef_P = np.full(agents, coef)
         if clipped.entropy_target is not None:
             entropy_P = chain.agent_means([-x for x in batch.behaviour], agents)
             coef_P = np.where(entropy_P < clipped.entropy_target, coef_P, 0)
-        found["entropy"] = coef_P[chain.agent_EJ]
-    return found
+        inputs["entropy"] = coef_P[chain.agent_EJ]
+    return inputs
 
 
 def _explained(values: np.ndarray, returns: np.ndarray, mask: np.ndarray) -> float:

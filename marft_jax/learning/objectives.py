@@ -18,22 +18,22 @@ from marft_jax.settings.config import Algo
 
 def objective_of(settings: LearnerSettings, algorithm: Algorithm) -> Objective:
     """What a team's algorithm minimises."""
-    algo = settings.algo
-    own, how = algo.part(Algo), settings.correction
-    has_kl = own.kl_in == "loss" and settings.reference != "none"
+    update = settings.algo
+    algo, kind = update.part(Algo), settings.correction
+    has_kl = algo.kl_in == "loss" and settings.reference != "none"
 
     def loss(logprobs: jax.Array, inputs: Mapping[str, jax.Array]) -> jax.Array:
-        what = f"--algo.name {algo.name}: policy_loss"
+        what = f"--algo.name {update.name}: policy_loss"
         read = logprobs, inputs["old"], inputs["advantages"]
-        return check_loss(called(what, algorithm.policy_loss, algo, *read), logprobs, what)
+        return check_loss(called(what, algorithm.policy_loss, update, *read), logprobs, what)
 
     return Objective(
         algorithm.level,
         loss,
-        clip=(algo.clip, algo.clip_high) if isinstance(algo, Clipped) else None,
-        correction=None if how == "none" else (how, own.correction_cap, own.correction_floor),
-        corrects_turns=algo.part(TokenLevel).correction_of == "sequence",
-        kl=(own.kl_coef, own.estimator) if has_kl else None,
+        clip=(update.clip, update.clip_high) if isinstance(update, Clipped) else None,
+        correction=None if kind == "none" else (kind, algo.correction_cap, algo.correction_floor),
+        corrects_turns=update.part(TokenLevel).correction_of == "sequence",
+        kl=(algo.kl_coef, algo.estimator) if has_kl else None,
     )
 
 

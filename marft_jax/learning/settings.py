@@ -211,8 +211,8 @@ def settings_type(name: str) -> type[Update]:
     """
     if name in SETTINGS:
         return SETTINGS[name]
-    found = load_plugin(name, "--algo.name", SETTINGS, kind="NAME")
-    return settings_of(found, f"--algo.name {name}", Algo)
+    plugin = load_plugin(name, "--algo.name", SETTINGS, kind="NAME")
+    return settings_of(plugin, f"--algo.name {name}", Algo)
 
 
 class LearnerSettings(NamedTuple):
@@ -328,13 +328,13 @@ def validate(algo: Update, critic: Critic) -> None:
     Raises:
         BadInput: the first that is not.
     """
-    name, own, branching = algo.name, algo.part(Algo), algo.part(Branching)
+    name, of_samples, branching = algo.name, algo.part(Algo), algo.part(Branching)
     branches, goes_on = branching.branches, branching.branch_continue
-    credit, size = own.credit, own.group_size
+    credit, size = of_samples.credit, of_samples.group_size
     is_paid = not isinstance(algo, Distill) or algo.reward_coef
-    normalize = own.normalize if is_paid else "none"
+    normalize = of_samples.normalize if is_paid else "none"
     further = CREDITS[credit].advantage is not None
-    comparing = "--algo.dynamic_sampling" if own.dynamic_sampling else ""
+    comparing = "--algo.dynamic_sampling" if of_samples.dynamic_sampling else ""
     comparing = f"--algo.normalize {normalize}" if normalize.startswith("group") else comparing
     comparing = f"--algo.name {name}" if algo.compares else comparing
     faults = {
@@ -349,7 +349,7 @@ def validate(algo: Update, critic: Critic) -> None:
         f"got {goes_on}": branching.credit == "siblings" and goes_on != "end",
         f"--algo.credit {credit}: further samples are the baseline; leave "
         "--algo.dynamic_sampling and --algo.baseline out": (
-            further and (own.dynamic_sampling or algo.part(Reinforce).baseline != "group")
+            further and (of_samples.dynamic_sampling or algo.part(Reinforce).baseline != "group")
         ),
         "--algo.branch_at: with --algo.branch_continue best the number of turns is not known "
         "beforehand; expected every, or agents, got random": (
@@ -365,7 +365,7 @@ def validate(algo: Update, critic: Critic) -> None:
             algo.episodes % size
         ),
         "--algo.kl_estimator: k1 has no gradient in the loss; expected k2 or k3, got k1": (
-            own.kl_coef and own.kl_in == "loss" and own.estimator == "k1"
+            of_samples.kl_coef and of_samples.kl_in == "loss" and of_samples.estimator == "k1"
         ),
     }
     for fault, is_there in faults.items():

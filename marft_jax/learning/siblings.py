@@ -39,9 +39,9 @@ def sibling_advantage(chain: Chain, by_step: bool = False) -> np.ndarray:
         for turn in reversed(np.unique(branch_E[tree_E & (branch_E >= 0)])):
             siblings = np.flatnonzero(tree_E & (branch_E == turn))
             is_own_J = chain.turn.number_EJ[trunk] == turn
-            own = paid_EJ[trunk, is_own_J].sum() if by_step else later
+            earned = paid_EJ[trunk, is_own_J].sum() if by_step else later
             later += (returns_E[siblings] - later).sum() / (len(siblings) + 1)
-            value = own - chain.kl_EJ[trunk, is_own_J].sum()
+            value = earned - chain.kl_EJ[trunk, is_own_J].sum()
             values = np.asarray([value, *(returns_E - kl_E)[siblings]]) - value
             tree = Cells(np.ones(len(values)), np.zeros(len(values), int))
             values = tree.zero_same(values, sizes_E[tree_E].max())

@@ -97,10 +97,10 @@ def _changed(
     Raises:
         BadInput: it returned something else than (value, state), or a value of another form.
     """
-    found = called(what, function, *args)
-    if not (isinstance(found, tuple) and len(found) == 2 and isinstance(found[1], TrainState)):
-        raise BadInput(f"{what}: expected (value, state), got {shown(found)}")
-    (value, changed), forms = found, []
+    result = called(what, function, *args)
+    if not (isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], TrainState)):
+        raise BadInput(f"{what}: expected (value, state), got {shown(result)}")
+    (value, changed), forms = result, []
     for tree in (value, state.parts.get(name, value)):
         forms.append(str(jax.tree.map(_form, tree)))
     if forms[0] != forms[1] or "object" in forms[0]:

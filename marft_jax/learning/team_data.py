@@ -33,11 +33,11 @@ class TeamData(NamedTuple):
     def by_turn(self, of_data: Sequence[np.ndarray], level: Level) -> dict[TurnKey, np.ndarray]:
         """Numbers of each turn, from those of each datum: of its units (``action``), or of its
         learned tokens (``token``)."""
-        found = dict[TurnKey, np.ndarray]()
+        numbers = dict[TurnKey, np.ndarray]()
         for datum, turns, x in zip(self.data, self.turns, of_data, strict=True):
             counts = np.bincount(datum.units) if level == "token" else np.ones(len(turns), int)
-            found |= dict(zip(turns, np.split(x, np.cumsum(counts)[:-1]), strict=True))
-        return found
+            numbers |= dict(zip(turns, np.split(x, np.cumsum(counts)[:-1]), strict=True))
+        return numbers
 
     def by_datum(self, of_turns: Mapping[TurnKey, np.ndarray]) -> list[np.ndarray]:
         """Numbers of each datum, from those of each turn."""
@@ -63,20 +63,20 @@ def data_of(
         ratio: ``algo.ratio``, which says what a unit's log-prob is divided by.
         constraint: what a turn was sampled under.
     """
-    found = TeamData([], [])
+    of_team = TeamData([], [])
     for e, episode in enumerate(episodes):
         for numbers in _nested(episode, owners):
             turns = [episode.turns[k] for k in numbers]
             allowed = [masks_of(constraint(turn), turn.action.tolist()) for turn in turns]
             datum = _datum(turns, owners, ratio)
-            found.data.append(datum._replace(forbidden=forbidden_by(itertools.chain(*allowed))))
-            found.turns.append([(e, k) for k in numbers])
-    return found
+            of_team.data.append(datum._replace(forbidden=forbidden_by(itertools.chain(*allowed))))
+            of_team.turns.append([(e, k) for k in numbers])
+    return of_team
 
 
 def _nested(episode: Episode, owners: Mapping[int, int]) -> list[list[int]]:
     """Numbers of turns of one adapter, each of which begins with all tokens of the one before."""
-    found, ends = list[list[int]](), list[tuple[int, np.ndarray]]()
+    nested, ends = list[list[int]](), list[tuple[int, np.ndarray]]()
     for k, turn in enumerate(episode.turns):
         if turn.agent not in owners:
             continue
@@ -84,13 +84,13 @@ def _nested(episode: Episode, owners: Mapping[int, int]) -> list[list[int]]:
         end = owner, np.concatenate([prompt, turn.action])
         for i, (known, ids) in enumerate(ends):
             if known == owner and np.array_equal(ids, prompt[: len(ids)]):
-                found[i].append(k)
+                nested[i].append(k)
                 ends[i] = end
                 break
         else:
-            found.append([k])
+            nested.append([k])
             ends.append(end)
-    return found
+    return nested
 
 
 def _datum(turns: Sequence[Turn], owners: Mapping[int, int], ratio: str) -> Datum:

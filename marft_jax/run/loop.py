@@ -122,9 +122,9 @@ def rehearse(config: Config) -> int:
     _check_samples(config)
     with tempfile.TemporaryDirectory() as folder:
         find_loggers(config.run.loggers)
-        own = dataclasses.replace(config.run, dir=folder, loggers=())
+        settings = dataclasses.replace(config.run, dir=folder, loggers=())
         warning = unused_settings.warning(config)
-        with open_training(dataclasses.replace(config, run=own), rehearses=True) as run:
+        with open_training(dataclasses.replace(config, run=settings), rehearses=True) as run:
             unused_settings.log(warning)
             run.playing.sampler.load(run.state.adapters, version_of(run.state.adapters))
             source = run.curriculum.source(run.curriculum.level(run.state.progress))

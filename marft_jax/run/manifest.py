@@ -51,15 +51,15 @@ def damage(folder: Path) -> str | None:
     """Says what is wrong with a folder, or returns None if every file matches the manifest."""
     try:
         expected = foreign.loads((folder / MANIFEST).read_text("utf-8"))
-        found = manifest_of(folder)
+        actual = manifest_of(folder)
     except FileNotFoundError:
         return f"it has no {MANIFEST}"
     except (OSError, ValueError) as error:
         return f"it cannot be read: {error}"
-    found.pop(MANIFEST, None)
+    actual.pop(MANIFEST, None)
     if not isinstance(expected, dict) or not expected:
         return f"its {MANIFEST} is no manifest"
-    differing = sorted(f for f in expected | found if expected.get(f) != found.get(f))
+    differing = sorted(f for f in expected | actual if expected.get(f) != actual.get(f))
     return f"{differing[0]} differs from its manifest" if differing else None
 
 

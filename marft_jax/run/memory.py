@@ -46,17 +46,17 @@ def least(
     shared, adaptable = config.lora.mode == "shared", shape.adaptable()
     pairs = [x for name in adapted(shape, config.lora.targets) for x in adaptable[name]]
     adapter = 4 * config.lora.rank * sum(math.prod((*x.stack, x.d_in + x.d_out)) for x in pairs)
-    names = {"" if shared else own.adapter or own.name: own.trainable for own in members}
+    names = {"" if shared else one.adapter or one.name: one.trainable for one in members}
     # what learns has a gradient and Adam's two moments; a lag keeps what samples the steps ahead
     copies = sum((4 if learns else 1) + config.rollout.lag for learns in names.values())
-    found = {"weights": weights / (mesh.shape["fsdp"] * mesh.shape["tensor"])}
-    found["adapters"] = copies * adapter
+    sizes = {"weights": weights / (mesh.shape["fsdp"] * mesh.shape["tensor"])}
+    sizes["adapters"] = copies * adapter
     if isinstance(config.rollout, Rollout):
         slots = min(config.rollout.slots, config.algo.episodes)
         cache = jax.eval_shape(lambda: shape.init_cache(slots, context, dtype))
         held = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(cache))
-        found["cache"] = held / len(jax.devices())
-    return found
+        sizes["cache"] = held / len(jax.devices())
+    return sizes
 
 
 def check(needed: Mapping[str, float], mesh: Mesh, agents: int, rank: int) -> str:

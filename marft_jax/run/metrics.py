@@ -58,7 +58,7 @@ def metrics_of(
         learned: the arrays that the learner reports.
         seconds: seconds of each part of the step, and of the whole step as ``step_s``.
     """
-    algo, own, episodes = config.algo, config.algo.part(Algo), collected.played
+    algo, episodes = config.algo, collected.played
     trunks = [episode for episode in episodes if episode.branch is None]
     returns = [episode.reward for episode in trunks]
     turns = [turn for episode in episodes for turn in episode.turns if not turn.replayed]
@@ -87,7 +87,7 @@ def metrics_of(
         numbers |= _once(turns, collected, batch, team)
         numbers["episode/branches"] = len(episodes) - len(trunks)
         numbers["tokens/replayed"] = sum(len(t.prompt) + len(t.action) for t in replayed)
-    if own.dynamic_sampling:
+    if algo.part(Algo).dynamic_sampling:
         numbers["episode/dropped_groups"] = collected.dropped_groups
     if config.rollout.lag:
         numbers["rollout/version"] = collected.updates
@@ -97,7 +97,7 @@ def metrics_of(
     if config.env.curriculum is not None:
         numbers["curriculum/level"] = collected.level
     for agent, name in enumerate(team.names):
-        means = _of_agent(collected, agent, own.credit)
+        means = _of_agent(collected, agent, algo.part(Algo).credit)
         numbers |= {f"agent/{name}/{what}": value for what, value in means.items()}
     numbers |= _of_tools(collected.calls, team)
     numbers |= _of_environment(trunks)
@@ -145,18 +145,18 @@ def _of_agent(collected: Collected, agent: int, credit: str) -> dict[str, float]
 def _of_tools(calls: Sequence[Called], team: Team) -> dict[str, float]:
     """Computes the numbers of each tool, and of each agent that has tools. Calls of an unknown tool
     count for the agent alone."""
-    found: dict[str, float] = {}
+    stats: dict[str, float] = {}
     for name in dict.fromkeys(tool.name for box in team.tools for tool in box.tools):
-        own = [(agent, call) for agent, call in calls if call.name == name]
-        lengths = [len(team.tokenizers[agent].encode(call.answer)) for agent, call in own]
-        found |= {f"tool/{name}/{key}": n for key, n in _of_calls([c for _, c in own]).items()}
-        found[f"tool/{name}/seconds"] = sum(call.seconds for _, call in own) / max(1, len(own))
-        found[f"tool/{name}/tokens"] = sum(lengths) / max(1, len(own))
+        pairs = [(agent, call) for agent, call in calls if call.name == name]
+        lengths = [len(team.tokenizers[agent].encode(call.answer)) for agent, call in pairs]
+        stats |= {f"tool/{name}/{key}": n for key, n in _of_calls([c for _, c in pairs]).items()}
+        stats[f"tool/{name}/seconds"] = sum(call.seconds for _, call in pairs) / max(1, len(pairs))
+        stats[f"tool/{name}/tokens"] = sum(lengths) / max(1, len(pairs))
     for agent, box in enumerate(team.tools):
         if box.sources:
-            own = _of_calls([call for who, call in calls if who == agent])
-            found |= {f"agent/{team.names[agent]}/tool_{key}": n for key, n in own.items()}
-    return found
+            counts = _of_calls([call for who, call in calls if who == agent])
+            stats |= {f"agent/{team.names[agent]}/tool_{key}": n for key, n in counts.items()}
+    return stats
 
 
 def _of_calls(calls: Sequence[AnsweredCall]) -> dict[str, float]:
@@ -170,13 +170,13 @@ def _of_calls(calls: Sequence[AnsweredCall]) -> dict[str, float]:
 
 def _of_environment(episodes: Sequence[Episode]) -> dict[str, float]:
     """Computes the means of the numbers that an environment puts into ``info["metrics"]``."""
-    found: dict[str, list[float]] = {}
+    by_name: dict[str, list[float]] = {}
     for info in (result.info for episode in episodes for result in episode.results):
-        own = info.get("metrics")
-        for name, value in own.items() if isinstance(own, Mapping) else ():
+        reported = info.get("metrics")
+        for name, value in reported.items() if isinstance(reported, Mapping) else ():
             if isinstance(value, int | float):
-                found.setdefault(f"env/{name}", []).append(value)
-    return {name: float(np.mean(values)) for name, values in found.items()}
+                by_name.setdefault(f"env/{name}", []).append(value)
+    return {name: float(np.mean(values)) for name, values in by_name.items()}
 
 
 def _of_learner(learned: Mapping[str, Any], team: Team, recorded: bool) -> dict[str, float]:

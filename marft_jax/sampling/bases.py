@@ -54,9 +54,9 @@ class SamplerOfBases:
     @property
     def partial(self) -> Mapping[int, np.ndarray]:
         return {
-            self._ticket(own, n): ids
+            self._ticket(t, n): ids
             for n, sampler in enumerate(self._each)
-            for own, ids in sampler.partial.items()
+            for t, ids in sampler.partial.items()
         }
 
     def load(self, adapters: AdaptersOfBases, version: str) -> None:
@@ -68,8 +68,8 @@ class SamplerOfBases:
         return self._ticket(self._each[n].submit(request), n)
 
     def cancel(self, ticket: int) -> None:
-        own, n = divmod(ticket, len(self._each))
-        self._each[n].cancel(own)
+        t, n = divmod(ticket, len(self._each))
+        self._each[n].cancel(t)
 
     def start(self) -> None:
         for sampler in self._each:
@@ -78,9 +78,9 @@ class SamplerOfBases:
     def step(self) -> list[tuple[int, Completion]]:
         self.start()
         return [
-            (self._ticket(own, n), completion)
+            (self._ticket(t, n), completion)
             for n, sampler in enumerate(self._each)
-            for own, completion in sampler.step()
+            for t, completion in sampler.step()
         ]
 
     def verify_adapters(self) -> None:
@@ -93,11 +93,11 @@ class SamplerOfBases:
 
     def stats(self) -> Mapping[str, float]:
         """Returns the sums over the bases."""
-        found = Counter[str]()
+        sums = Counter[str]()
         for sampler in self._each:
-            found.update(sampler.stats())
-        return found
+            sums.update(sampler.stats())
+        return sums
 
-    def _ticket(self, own: int, n: int) -> int:
-        """Ticket of a request here, which has the ticket ``own`` at the n-th sampler."""
-        return own * len(self._each) + n
+    def _ticket(self, t: int, n: int) -> int:
+        """Ticket of a request here, which has the ticket ``t`` at the n-th sampler."""
+        return t * len(self._each) + n

@@ -125,7 +125,7 @@ class Batcher(OwnThread):
             if isinstance(error, RunFailed):
                 self.sampler.cancel(ticket)
         with self._changed:
-            left = [own.future for own in (*self._pending.values(), *self._incoming)]
+            left = [asked.future for asked in (*self._pending.values(), *self._incoming)]
             left += [future for _, future in self._between]
             left += self._next[2] if self._next else []
             self._pending, self._next, self._between = {}, None, deque()

@@ -123,7 +123,7 @@ def make_sampler(setup: SamplerSetup) -> Sampler:
 def _find(name: str) -> Callable[[SamplerSetup], Sampler]:
     if name in NAMES:
         return load_extra(f"sampler.{name}")
-    found = load_plugin(name, "--rollout.sampler", NAMES, "Class")
-    if not callable(found):
-        raise BadInput(f"--rollout.sampler {name}: expected a class, got {shown(found)}")
-    return cast(Callable[[SamplerSetup], Sampler], found)
+    plugin = load_plugin(name, "--rollout.sampler", NAMES, "Class")
+    if not callable(plugin):
+        raise BadInput(f"--rollout.sampler {name}: expected a class, got {shown(plugin)}")
+    return cast(Callable[[SamplerSetup], Sampler], plugin)

@@ -100,26 +100,26 @@ def settings(runs: Sequence[RunRecord]) -> list[Setting]:
     derived = [run.derived - {change.key for change in run.changed} for run in runs]
     both = itertools.chain(*(run.settings.items() for run in runs))
     known = {key: _in_words(value) for key, value in defaults(dict(both)).items()}
-    found = [
+    listed = [
         Setting(
             key,
             known.get(key, "no such setting now"),
-            [own.get(key, "") for own in given],
-            all(key in own for own in derived),
+            [values.get(key, "") for values in given],
+            all(key in keys for keys in derived),
         )
         for key in dict.fromkeys(itertools.chain(known, *given))
     ]
-    return sorted(found, key=lambda setting: not setting.changed)
+    return sorted(listed, key=lambda setting: not setting.changed)
 
 
 def _over_time(run: RunRecord) -> dict[str, str]:
     """Returns the settings of a run: the last ones, or each with its first step."""
-    found = {key: _in_words(value) for key, value in run.settings.items()}
+    values = {key: _in_words(value) for key, value in run.settings.items()}
     for change in run.changed:
-        if change.key in found:
-            before = found[change.key] if "; from step" in found[change.key] else change.old
-            found[change.key] = f"{before}; from step {change.step}: {change.new}"
-    return found
+        if change.key in values:
+            before = values[change.key] if "; from step" in values[change.key] else change.old
+            values[change.key] = f"{before}; from step {change.step}: {change.new}"
+    return values
 
 
 def _in_words(value: Any) -> str:

@@ -24,14 +24,14 @@ class Group(NamedTuple):
     @property
     def trees(self) -> list[tuple[int, list[tuple[int, list[int]]]]]:
         """Lists episodes with branches: (episode, [(turn, its branches), ...]), by position."""
-        found: dict[int, dict[int, list[int]]] = {}
+        branches: dict[int, dict[int, list[int]]] = {}
         trunks = {e.member: i for i, e in enumerate(self.episodes) if e.branch is None and e.turns}
         for i, e in enumerate(self.episodes):
             trunk = trunks.get(e.member)
             if e.branch and e.turns and trunk is not None:
                 if 0 <= e.branch[0] < len(self.episodes[trunk].turns):
-                    found.setdefault(trunk, {}).setdefault(e.branch[0], []).append(i)
-        return [(trunk, sorted(turns.items())) for trunk, turns in found.items()]
+                    branches.setdefault(trunk, {}).setdefault(e.branch[0], []).append(i)
+        return [(trunk, sorted(turns.items())) for trunk, turns in branches.items()]
 
 
 class Chapter(NamedTuple):
@@ -64,18 +64,18 @@ def chapters(run: RunRecord, runs: int, span: range | None = None) -> list[Chapt
     steps = chosen_steps(there, run.rewards, max(3, _STEPS // runs))
     files = {step: _episodes(run, run.transcripts[step].name, "transcripts") for step in steps}
     kept = _episodes(run, _DEMONSTRATIONS) if (run.folder / _DEMONSTRATIONS).is_file() else []
-    share, found = BYTES / runs / (len(files) + bool(kept) or 1), list[Chapter]()
+    share, shown = BYTES / runs / (len(files) + bool(kept) or 1), list[Chapter]()
     for step, episodes in files.items():
         groups, choice = chosen_groups(episodes, share)
         earned = [e.reward for e in episodes]
         if games := _earnings(episodes):
             earned, choice = [], f"{games} · {choice}"
         name = f"s{step}", f"Step {step}", step
-        found.append(Chapter(*name, steps[step], earned, choice, groups))
+        shown.append(Chapter(*name, steps[step], earned, choice, groups))
     if kept:
         groups, choice = chosen_groups(kept, share)
-        found.append(Chapter("demos", "Demonstrations", None, "learned from", [], choice, groups))
-    return found
+        shown.append(Chapter("demos", "Demonstrations", None, "learned from", [], choice, groups))
+    return shown
 
 
 def chosen_steps(there: Sequence[int], rewards: Mapping[int, float], most: int) -> dict[int, str]:
@@ -100,10 +100,10 @@ def chosen_steps(there: Sequence[int], rewards: Mapping[int, float], most: int) 
 def chosen_groups(episodes: Sequence[ShownEpisode], share: float) -> tuple[list[Group], str]:
     """Chooses whole groups of episodes, evenly spaced, within ``share`` bytes; says the choice in
     words."""
-    found: dict[tuple[int, int], list[ShownEpisode]] = {}
+    tasks: dict[tuple[int, int], list[ShownEpisode]] = {}
     for one in episodes:
-        found.setdefault((one.index, one.group), []).append(one)
-    groups = [Group(own[0].task or f"task {own[0].index}", own) for own in found.values()]
+        tasks.setdefault((one.index, one.group), []).append(one)
+    groups = [Group(peers[0].task or f"task {peers[0].index}", peers) for peers in tasks.values()]
     size = sum(map(_size, groups))
     if size <= share:
         return groups, f"all {len(episodes)} episodes" if len(episodes) > 1 else "one episode"
@@ -117,10 +117,10 @@ def chosen_groups(episodes: Sequence[ShownEpisode], share: float) -> tuple[list[
 
 def _earnings(episodes: Sequence[ShownEpisode]) -> str:
     """Says the mean return of each player of games; "" for other tasks."""
-    found: dict[str, list[float]] = {}
+    earned: dict[str, list[float]] = {}
     for name, (_, paid) in (item for e in episodes for item in e.outcomes.items()):
-        found.setdefault(name, []).append(paid)
-    means = ", ".join(f"{name} {statistics.fmean(paid):+.4g}" for name, paid in found.items())
+        earned.setdefault(name, []).append(paid)
+    means = ", ".join(f"{name} {statistics.fmean(paid):+.4g}" for name, paid in earned.items())
     return f"mean earnings: {means}" if means else ""
 
 

@@ -41,19 +41,19 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     follow = "serve the page on 127.0.0.1 until Ctrl-C; default port: 8000"
     parser.add_argument("--serve", nargs="?", const=8000, type=int, metavar="PORT", help=follow)
     with cli.boundary():
-        own = parser.parse_args(argv)
-        places = [storage_of(run) for run in own.run]
+        args = parser.parse_args(argv)
+        places = [storage_of(run) for run in args.run]
         folders = [place.path for place in places]
         for place in places:
             place.fetch("*")
-        if own.serve is not None:
-            serve(places, own.serve)
-        elif own.out is not None:
-            write(folders, _file(own.out), span_of(own.steps))
+        if args.serve is not None:
+            serve(places, args.serve)
+        elif args.out is not None:
+            write(folders, _file(args.out), span_of(args.steps))
         else:
-            found = overview(read_runs(folders))
+            table = overview(read_runs(folders))
             check_runs(folders)
-            Console().print(found)
+            Console().print(table)
     sys.exit(0)
 
 

@@ -42,13 +42,13 @@ def charts(runs: Sequence[RunRecord]) -> list[dict[str, Any]]:
 
     ``name`` of a chart has a ``*`` where its lines differ; ``label`` of a line is its part there.
     """
-    found: dict[str, list[dict[str, str]]] = {}
+    lines: dict[str, list[dict[str, str]]] = {}
     for name in dict.fromkeys(name for run in runs for name in run.metric_names):
         kind, label = _kind(name)
-        found.setdefault(kind, []).append({"metric": name, "label": label})
-    order = [kind for kind in MEANINGS if kind in found]
-    order += sorted(found.keys() - MEANINGS.keys())
-    return [{"name": k, "meaning": MEANINGS.get(k, ""), "lines": found[k]} for k in order]
+        lines.setdefault(kind, []).append({"metric": name, "label": label})
+    order = [kind for kind in MEANINGS if kind in lines]
+    order += sorted(lines.keys() - MEANINGS.keys())
+    return [{"name": k, "meaning": MEANINGS.get(k, ""), "lines": lines[k]} for k in order]
 
 
 def curves(runs: Sequence[RunRecord]) -> dict[str, Any]:
@@ -62,9 +62,9 @@ def curves(runs: Sequence[RunRecord]) -> dict[str, Any]:
     for run, variant in zip(runs, variants(runs), strict=True):
         rows = [run.metrics.get(step, {}) for step in steps]
         metrics = {name: [_short(row.get(name)) for row in rows] for name in run.metric_names}
-        own = {key: str(run.settings.get(key, "?")) for key in differing}
+        settings = {key: str(run.settings.get(key, "?")) for key in differing}
         changed = sorted({change.step for change in run.changed})
-        of_run = {"name": run.name, "variant": variant, "settings": own, "changed": changed}
+        of_run = {"name": run.name, "variant": variant, "settings": settings, "changed": changed}
         drawn.append(of_run | {"metrics": metrics})
     return {"steps": steps, "made": len(made), "runs": drawn}
 
@@ -94,13 +94,13 @@ def summaries(
     runs: Sequence[RunRecord], charts: Sequence[Mapping[str, Any]]
 ) -> list[dict[str, Any]]:
     """Lists the first, last, lowest and highest value of every metric of every run, as text."""
-    found = []
+    rows = []
     for metric in (line["metric"] for chart in charts for line in chart["lines"]):
         for run in runs:
             if values := [row[metric] for row in run.metrics.values() if metric in row]:
                 ends = dict(first=values[0], last=values[-1], low=min(values), high=max(values))
-                found.append(dict(run=run.name, metric=metric, **ends))
-    return found
+                rows.append(dict(run=run.name, metric=metric, **ends))
+    return rows
 
 
 def _kind(name: str) -> tuple[str, str]:

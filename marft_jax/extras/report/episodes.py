@@ -80,7 +80,7 @@ class ShownEpisode(NamedTuple):
     @property
     def earned(self) -> str:
         """Reward in words; in a game of each player."""
-        each = (f"{name} {how} ({paid:+.4g})" for name, (how, paid) in self.outcomes.items())
+        each = (f"{name} {verb} ({paid:+.4g})" for name, (verb, paid) in self.outcomes.items())
         return ", ".join(each) or f"{self.reward:.4g}"
 
     @property
@@ -122,7 +122,7 @@ def episode(row: Mapping[str, Any], systems: Mapping[str, str]) -> ShownEpisode:
         boards=[
             shortened(_text(info.get("board"))) if isinstance(info, dict) else "" for info in steps
         ],
-        outcomes={_text(name): _outcome(own) for name, own in outcomes.items()},
+        outcomes={_text(name): _outcome(outcome) for name, outcome in outcomes.items()},
         failed=None if failed is None else shortened(_text(failed)),
         branch=(_whole(branch[0]), _whole(branch[1])) if len(branch) == 2 else None,
     )
@@ -141,9 +141,9 @@ def _verdict(row: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _outcome(row: Any) -> tuple[str, float]:
-    own = row if isinstance(row, dict) else {}
+    row = row if isinstance(row, dict) else {}
     words = {"win": "won", "draw": "drew", "loss": "lost"}
-    return words.get(_text(own.get("outcome")), "played"), number(own.get("return")) or 0.0
+    return words.get(_text(row.get("outcome")), "played"), number(row.get("return")) or 0.0
 
 
 def _move(agent: str, info: Any) -> str:
@@ -158,7 +158,7 @@ def _turn(row: Mapping[str, Any], systems: Mapping[str, str], infos: list[Any]) 
     agent, prompt = _text(row.get("agent")), _text(row.get("prompt"))
     system = systems.get(agent, "")
     whole = ("", "", prompt)
-    before, found, after = prompt.partition(system) if system and system in prompt else whole
+    before, system, after = prompt.partition(system) if system and system in prompt else whole
     text, tool, tokens = _text(row.get("text")), row.get("tool"), _tokens(row)
     if tokens:
         text = "".join(map(_text, row["pieces"]))  # with white space at its ends
@@ -167,7 +167,7 @@ def _turn(row: Mapping[str, Any], systems: Mapping[str, str], infos: list[Any]) 
         agent=agent,
         step=step,
         text=shortened(text),
-        prompt=(shortened(before), shortened(found), shortened(after)),
+        prompt=(shortened(before), shortened(system), shortened(after)),
         tool=None if tool is None else shortened(_text(tool)),
         move=shortened(_move(agent, infos[step])) if step < len(infos) else "",
         sees=[i for i in _list(row.get("sees")) if type(i) is int and i >= 0],
@@ -189,12 +189,12 @@ def _tokens(row: Mapping[str, Any]) -> dict[str, list[float]] | None:
     pieces, text = _list(row.get("pieces")), _text(row.get("text"))
     if not pieces or "".join(map(_text, pieces)).strip() != text.strip():
         return None
-    found: dict[str, list[float]] = {"lengths": [len(printable(_text(piece))) for piece in pieces]}
+    tokens: dict[str, list[float]] = {"lengths": [len(printable(_text(piece))) for piece in pieces]}
     for key, name in _OF_TOKENS.items():
         values = [number(value) for value in _list(row.get(key))]
         if len(values) == len(pieces):
-            found[name] = [0.0 if v is None else float(f"{v:.4g}") for v in values]
-    return found
+            tokens[name] = [0.0 if v is None else float(f"{v:.4g}") for v in values]
+    return tokens
 
 
 def _remarks(info: Mapping[str, Any]) -> str:

@@ -40,19 +40,19 @@ class Responses(NamedTuple):
 
 def evaluations(run: RunRecord, runs: int) -> list[Responses]:
     """Reads all evaluations of a run, ordered by benchmark, step and variant of the team."""
-    found: list[Responses] = []
+    listed: list[Responses] = []
     for number, file in enumerate(run.evaluations):
         by_name = defaultdict[str, list[Row]](list)
         for row in rows(file, run.notes):
             by_name[str(row.get("benchmark", file.stem))].append(row)
         share = BYTES / runs / len(run.evaluations)
         for name, responses in by_name.items():
-            own = [episode(row, run.agents) for row in responses]
-            groups, choice = chosen_groups(own, share / len(by_name))
+            episodes = [episode(row, run.agents) for row in responses]
+            groups, choice = chosen_groups(episodes, share / len(by_name))
             figures, which = _score(run, file.name, responses), _which(file.stem, name)
-            found.append(Responses(f"e{number}", name, *which, figures, choice, groups))
+            listed.append(Responses(f"e{number}", name, *which, figures, choice, groups))
     order = {who: i for i, who in enumerate(_VARIANTS)}
-    return sorted(found, key=lambda r: (r.benchmark, r.step or 0, order.get(r.who, len(order))))
+    return sorted(listed, key=lambda r: (r.benchmark, r.step or 0, order.get(r.who, len(order))))
 
 
 def _which(stem: str, benchmark: str) -> tuple[int | None, str]:

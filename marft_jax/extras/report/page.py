@@ -105,7 +105,7 @@ def repeated_tasks(parts: Sequence[Part]) -> list[Repeated]:
     Returns:
         For each task its places, and the positions of the two places with the largest gain.
     """
-    found: dict[str, dict[str, Place]] = {}
+    tasks: dict[str, dict[str, Place]] = {}
     for part in parts:
         prefix = f"{part.run.name}: " if len(parts) > 1 else ""
         for chapter in (*part.chapters, *part.evaluations):
@@ -113,8 +113,8 @@ def repeated_tasks(parts: Sequence[Part]) -> list[Repeated]:
             for i, group in enumerate(chapter.groups):
                 reward = statistics.fmean(e.reward for e in group.episodes)
                 name, place = prefix + chapter.title, address(part.key, chapter.key, i)
-                found.setdefault(group.task, {}).setdefault(name, Place(name, place, kind, reward))
-    again = [(task, [*places.values()]) for task, places in found.items() if len(places) > 1]
+                tasks.setdefault(group.task, {}).setdefault(name, Place(name, place, kind, reward))
+    again = [(task, [*places.values()]) for task, places in tasks.items() if len(places) > 1]
     ranked = [(*_gain(places), task, places) for task, places in again]
     ranked.sort(key=lambda row: (-row[0], -len(row[3])))
     return [(task, places, pair) for _, pair, task, places in ranked][:_MOST_TASKS]

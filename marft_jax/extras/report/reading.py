@@ -105,10 +105,10 @@ class RunRecord(NamedTuple):
 
         For pandas: ``pandas.DataFrame(run.columns())``.
         """
-        found = {"step": np.array([*self.metrics], np.int64)}
+        columns = {"step": np.array([*self.metrics], np.int64)}
         for name in self.metric_names:
-            found[name] = np.array([row.get(name, np.nan) for row in self.metrics.values()])
-        return found
+            columns[name] = np.array([row.get(name, np.nan) for row in self.metrics.values()])
+        return columns
 
     def episodes(self, step: int) -> list[Row]:
         """Reads the transcript of a step, one record per episode; empty if there is none."""
@@ -154,8 +154,8 @@ class RunRecord(NamedTuple):
     def agents(self) -> dict[str, str]:
         """System prompt by agent."""
         rows = self.team.get("agents")
-        found = [row for row in (rows if isinstance(rows, list) else []) if isinstance(row, dict)]
-        return {str(row.get("name")): str(row.get("prompt") or "") for row in found}
+        kept = [row for row in (rows if isinstance(rows, list) else []) if isinstance(row, dict)]
+        return {str(row.get("name")): str(row.get("prompt") or "") for row in kept}
 
 
 def read_runs(folders: Iterable[Path]) -> list[RunRecord]:
@@ -220,11 +220,11 @@ def span_of(words: str | None) -> range | None:
 
 def changes(folders: Iterable[Path]) -> dict[Path, int]:
     """Returns the time of the last change of each file from which a page is made."""
-    found = dict[Path, int]()
+    times = dict[Path, int]()
     for file in (file for folder in folders for name in _READ for file in folder.glob(name)):
         with contextlib.suppress(OSError):  # deleted meanwhile
-            found[file] = file.stat().st_mtime_ns
-    return found
+            times[file] = file.stat().st_mtime_ns
+    return times
 
 
 def rows(file: Path, notes: Notes) -> Iterator[Row]:
@@ -275,13 +275,13 @@ def defaults(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _metrics(file: Path, notes: Notes) -> dict[int, dict[str, float]]:
-    found: dict[int, dict[str, float]] = {}
+    metrics: dict[int, dict[str, float]] = {}
     for row in rows(file, notes):
         step = row.pop("step", None)
         if type(step) is int and 0 <= step < 1 << 53:
             numbers = {name: number(value) for name, value in row.items()}
-            found[step] = {name: value for name, value in numbers.items() if value is not None}
-    return dict(sorted(found.items()))
+            metrics[step] = {name: value for name, value in numbers.items() if value is not None}
+    return dict(sorted(metrics.items()))
 
 
 def _with_games(
@@ -308,10 +308,10 @@ def _numbered(folder: Path, suffix: str, fits: Callable[[Path], bool]) -> dict[i
 def _document(file: Path, notes: Notes) -> Row:
     with _noted(file, notes):
         foreign.open_regular(file).close()
-        found = documents.read(str(file), file.name)
-        if not isinstance(found, dict):
+        document = documents.read(str(file), file.name)
+        if not isinstance(document, dict):
             raise ValueError("expected names and values")
-        return {str(key): value for key, value in found.items()}
+        return {str(key): value for key, value in document.items()}
     return {}
 
 
