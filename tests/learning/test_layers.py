@@ -62,7 +62,8 @@ def test_a_sequential_team_is_bit_for_bit_the_chain(level):
         np.testing.assert_array_equal(got, expected)
 
 
-LAYERS = st.lists(st.integers(1, 4), min_size=1, max_size=4)
+LAYERS = st.lists(st.tuples(st.integers(1, 4), st.booleans()), min_size=1, max_size=4)
+"""The turns of each layer, and whether it begins a step."""
 
 
 @settings(deadline=None, max_examples=50)
@@ -75,18 +76,18 @@ LAYERS = st.lists(st.integers(1, 4), min_size=1, max_size=4)
 )
 def test_advantages_of_layers_are_those_of_the_definition(teams, name, gamma, lam, seed):
     """A_j = Σ over i of w_ji δ_i in O(T²), where w goes from a turn's end to its next layer."""
-    rng = np.random.default_rng(seed)
-    episodes = [
-        episode(e, layers, rng.integers(1, 4, sum(layers)), [0.0]) for e, layers in enumerate(teams)
-    ]
+    rng, episodes = np.random.default_rng(seed), []
+    for e, team in enumerate(teams):
+        layers, steps = [size for size, _ in team], np.cumsum([begins for _, begins in team])
+        episodes.append(episode(e, layers, rng.integers(1, 4, sum(layers)), [0.0], steps.tolist()))
     rewards = [rng.normal(size=len(e.turns)).astype(np.float32) for e in episodes]
     level = find_algorithm(name).level
     chain = chain_of(episodes, level, rewards)
     values_EJ = rng.normal(size=chain.mask_EJ.shape) * chain.mask_EJ
     algo = SETTINGS[name](gamma=gamma, gae_lambda=lam)
     advantages, returns = find_algorithm(name).advantages(algo, chain, values_EJ, None)
-    for e, layers in enumerate(teams):
-        of_turn = [n for n, size in enumerate(layers) for _ in range(size)]
+    for e, team in enumerate(teams):
+        of_turn = [n for n, (size, _) in enumerate(team) for _ in range(size)]
         links = [  # (turn, is its first, is its last)
             (k, i == 0, i == n - 1)
             for k, turn in enumerate(episodes[e].turns)
