@@ -15,8 +15,6 @@ from marft_jax.learning.chain import layers_of, make_chain
 from marft_jax.learning.layers import gae_by_layer
 from marft_jax.learning.settings import SETTINGS, Appo
 
-DEBATERS, ROUNDS = 8, 2
-
 
 def episode(index, layers, lengths, rewards, steps=None):
     """Turns layer by layer, each of which sees all earlier layers of its step."""
@@ -113,35 +111,6 @@ def test_advantages_of_layers_are_those_of_the_definition(teams, name, gamma, la
         bounds.close(advantages[e, : len(links)], expected, roundings, most)
         bounds.close(returns[e, : len(links)], expected + values, roundings, most)
         assert not advantages[e, len(links) :].any()
-
-
-@pytest.mark.parametrize("gae_lambda", [0.0, 0.95])
-@pytest.mark.parametrize("level", ["action", "token"])
-def test_the_last_siblings_own_quality_counts_as_much_as_the_firsts(level, gae_lambda):
-    """8 debaters, 2 rounds, a perfect critic. Chained one after another, the last counts 1.4 times
-    as much as the first with λ = 0.95, and with λ = 0 the others nothing at all."""
-    rng, n = np.random.default_rng(0), 400
-    quality = rng.normal(size=(n, ROUNDS * DEBATERS))
-    lengths = [2] * ROUNDS * DEBATERS
-    episodes = [
-        episode(e, [DEBATERS] * ROUNDS, lengths, [float(quality[e].sum())]) for e in range(n)
-    ]
-    chain = chain_of(episodes, level)
-    known_E1 = quality[:, :DEBATERS].sum(1, keepdims=True)  # to those of the second round
-    values_EJ = np.where(chain.turn.layer_EJ == 1, known_E1, 0.0) * chain.mask_EJ
-    at_end = np.flatnonzero(np.diff(chain.turn.number_EJ[0], append=-1))
-
-    def slopes(advantages_EJ):
-        """Of each turn's advantage in its own quality, beside those of all others."""
-        found = np.linalg.lstsq(quality, advantages_EJ[:, at_end], rcond=None)[0]
-        return np.diag(found)
-
-    got = slopes(gae_by_layer(chain, values_EJ, 1.0, gae_lambda)[0])
-    bounds.close(got, 1.0, bounds.sums(n))
-    next_EJ = np.pad(values_EJ[:, 1:], ((0, 0), (0, 1)))
-    discounts_EJ = chain.continues_EJ
-    chained = slopes(gae(chain.rewards_EJ, values_EJ, next_EJ, discounts_EJ, gae_lambda)[0])
-    assert chained[DEBATERS - 1] > 1.4 * chained[0]
 
 
 def test_the_critic_may_learn_returns_of_another_lambda():
