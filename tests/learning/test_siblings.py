@@ -110,9 +110,8 @@ def test_a_trunks_estimates_are_unbiased_by_enumeration(game, branches):
         kl_EJ = np.zeros_like(chain.rewards_EJ)
         kl_EJ[0, : len(whole)] = [kl[t, choice] for t, choice in enumerate(whole)]
         kl_EJ[1:, 0] = [mean_kl[t] for t, _ in places]
-        found_EJ = sibling_advantage(
-            chain._replace(rewards_EJ=chain.rewards_EJ - kl_EJ, kl_EJ=kl_EJ)
-        )
+        chain = chain._replace(rewards_EJ=chain.rewards_EJ - kl_EJ, kl_EJ=kl_EJ)
+        found_EJ = sibling_advantage(chain)
         for t, estimate in enumerate(found_EJ[0, : len(whole)]):
             found.setdefault(whole[: t + 1], []).append((chance, estimate))
     for done, estimates in found.items():
@@ -246,9 +245,8 @@ def alone_on(returns: list[list[float]], alone: dict[int, float]) -> Chain:
 def test_a_turn_earns_what_the_team_earns_beyond_its_agent_alone():
     found = solo_advantage(alone_on([[0.25, 0.75], [0.0, 0.5], [0.0, 0.0]], {0: 0.5, 1: 0.25}))
     assert found.tolist() == [[0.5, 0.75], [0.0, 0.25], [-0.5, -0.25]]
-    assert solo_advantage(alone_on([[0, 1.0]], {1: 0.0})).tolist() == [
-        [0.0, 1.0]
-    ]  # One is unknown.
+    one_is_unknown = solo_advantage(alone_on([[0, 1.0]], {1: 0.0}))
+    assert one_is_unknown.tolist() == [[0.0, 1.0]]
 
 
 @pytest.mark.parametrize("credit", ["siblings", "tree", "solo"])

@@ -196,8 +196,7 @@ def test_counts_make_a_mean_and_no_weight_moves_nothing(empty, adapters):
     total, mean = step(weights=1.0), step(weights=1.0, counts=1.0)
     bounds.close(total[1][0], mean[1][0] * 8 * len(DATA[0]), bounds.update(tiny.CONFIG))
     still, _ = step(weights=0.0)
-    for x, y in zip(jax.tree.leaves(still.state), jax.tree.leaves(policy.state), strict=True):
-        np.testing.assert_array_equal(x, y)
+    jax.tree.map(np.testing.assert_array_equal, still.state, policy.state)
 
 
 @pytest.mark.slow
@@ -208,8 +207,7 @@ def test_an_adapter_is_saved_with_its_optimiser_and_goes_on(empty, adapters, tmp
     assert read.rank == 2 and {*read.factors} == {"q", "v"} and read.count == 1
     elsewhere, _ = learned(verbs.add(verbs.drop(policy, 0), 0, read), [0, 2], steps=1)
     stayed, _ = learned(policy, [0, 2], steps=1)
-    for x, y in zip(jax.tree.leaves(elsewhere.state), jax.tree.leaves(stayed.state), strict=True):
-        np.testing.assert_array_equal(x, y)
+    jax.tree.map(np.testing.assert_array_equal, elsewhere.state, stayed.state)
     again = verbs.take(verbs.add(policy, 0, read._replace(moments=None, count=0)), 0)
     assert again.count == 0 and not any(x.any() for x in jax.tree.leaves(again.moments))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bounds
+import jax
 import numpy as np
 import one_step
 import pytest
@@ -73,8 +74,7 @@ def test_the_advantage_of_a_token_is_the_difference_of_the_log_probs(adapters):
     learner, team = learner_of(Teacher(), Teacher(sees="answer"), adapters=adapters)
     episodes = episodes_of(team)
     batch, _, estimates, metrics = learn(learner, episodes)
-    policy = adapters or {t: {p: 0 * x for p, x in own.items()}
-                          for t, own in small.adapters(2).items()}  # fmt: skip
+    policy = adapters or jax.tree.map(lambda x: 0 * x, small.adapters(2))
     plain, hinted = (
         small.with_policy(read, policy, width=256)
         for read in (episodes, episodes_of(team, hint=ANSWER))

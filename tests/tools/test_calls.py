@@ -34,7 +34,6 @@ CALL = '{"name": "add", "arguments": {"a": 1}}'
         (BARE, f"[TOOL_CALLS] [{CALL}]", "", ["add"]),
         (BARE, f"<|python_tag|>{CALL}", "", ["add"]),
         (BARE, f"[{CALL}, {CALL}]", "", ["add"] * 2),
-        (BARE, CALL.replace("arguments", "parameters"), "", ["add"]),
         (BARE, f"so {CALL}", f"so {CALL}", []),
     ],
 )
