@@ -16,7 +16,6 @@ from marft_jax.learning import batch as batch_lib
 from marft_jax.learning.settings import Appo
 from marft_jax.learning.team_data import data_of
 from marft_jax.parallel.ladder import bucket
-from marft_jax.policy import packing
 
 ALGO = Appo(ratio="sum", minibatches=1, microbatch_tokens=128)
 
@@ -54,11 +53,6 @@ def ends(rows):
     last = rows.tokens.last_reader_BT
     at = np.stack(np.broadcast_arrays(*np.indices(last.shape)[:2], last), -1)
     return sorted(np.unique(at[rows.tokens.owners_BT >= 0], axis=0, return_counts=True)[1].tolist())
-
-
-def idle_share(batch):
-    """The fraction of the rows' tokens that is padding."""
-    return float(np.mean(small.rows_of(batch).tokens.owners_BT < 0))
 
 
 # Rows.
@@ -111,11 +105,8 @@ def check_what_is_read(batch, episodes):
         owner, position = r.tokens.owners_BT[u, b, i], r.tokens.positions_BT[u, b, i]
         assert position == len(before) - 1
         rebuilt.append((int(owner), *before.tolist(), int(r.actions.targets_BA[u, b, a])))
-    expected = [
-        (t.agent, *t.prompt.tolist(), *t.action[: i + 1].tolist())
-        for t in turns
-        for i in range(len(t.action))
-    ]
+    spots = [(t, i) for t in turns for i in range(1, len(t.action) + 1)]
+    expected = [(t.agent, *t.prompt.tolist(), *t.action[:i].tolist()) for t, i in spots]
     assert sorted(rebuilt) == sorted(expected)
 
 
@@ -153,16 +144,7 @@ def test_what_turns_begin_with_stands_in_their_row_once():
     n = 4 + 1 + 2 + 1  # the beginning; 5 and what follows it twice; 7, which two have
     tokens = small.rows_of(batch).tokens
     assert tokens.ids_BT[*row, :n].tolist() == [1, 2, 3, 4, 5, 6, 8, 7]
-    assert tokens.last_reader_BT[*row, :n].tolist() == [
-        7,
-        7,
-        7,
-        7,
-        6,
-        5,
-        6,
-        7,
-    ]
+    assert tokens.last_reader_BT[*row, :n].tolist() == [7] * 4 + [6, 5, 6, 7]
     assert tokens.positions_BT[*row, :n].tolist() == [0, 1, 2, 3, 4, 5, 5, 4]
     assert batch.prefix_shared == 5 + 6 + 5 + 5 + 6 - n
 
@@ -199,29 +181,23 @@ def test_a_turn_carries_its_own_numbers(episodes):
         batch = build(hot, algo=dataclasses.replace(ALGO, ratio=ratio))
         r = small.rows_of(batch)
         for e, episode in enumerate(hot):
+            own = {x.removesuffix("_BK"): units(y, batch)[e] for x, y in r.turns._asdict().items()}
             lengths = [len(t.action) for t in episode.turns]
             words = [len(t.text.split()) for t in episode.turns]
             divisor = {"sum": [1] * len(lengths), "token": lengths, "word": words}[ratio]
-            assert units(r.turns.divisor_BK, batch)[e].tolist() == divisor
-            assert units(r.turns.tokens_BK, batch)[e].tolist() == lengths
-            places = divmod(
-                small.places_EJ(batch)[e, : len(lengths)], r.turns.prompt_end_BK.shape[-1]
-            )[0]
-            before = r.tokens.ids_BT.reshape(-1, r.tokens.ids_BT.shape[-1])[
-                places, units(r.turns.prompt_end_BK, batch)[e]
-            ]
-            assert before.tolist() == [t.prompt[-1] for t in episode.turns]
-            assert units(r.turns.agent_BK, batch)[e].tolist() == [t.agent for t in episode.turns]
+            assert own["divisor"].tolist() == divisor and own["tokens"].tolist() == lengths
+            places = small.places_EJ(batch)[e, : len(lengths)] // r.turns.prompt_end_BK.shape[-1]
+            rows = r.tokens.ids_BT.reshape(-1, r.tokens.ids_BT.shape[-1])
+            before = rows[places, own["prompt_end"]].tolist()
+            assert before == [t.prompt[-1] for t in episode.turns]
+            assert own["agent"].tolist() == [t.agent for t in episode.turns]
     batch = build(hot, "token")
+    actions = small.rows_of(batch).actions
     for e, episode in enumerate(hot):
         heat = np.concatenate([[t.temperature] * len(t.action) for t in episode.turns])
         logprobs = np.concatenate([t.logprobs for t in episode.turns])
-        np.testing.assert_array_equal(
-            units(small.rows_of(batch).actions.temperature_BA, batch)[e], heat
-        )
-        np.testing.assert_array_equal(
-            units(small.rows_of(batch).actions.behaviour_BA, batch)[e], logprobs
-        )
+        np.testing.assert_array_equal(units(actions.temperature_BA, batch)[e], heat)
+        np.testing.assert_array_equal(units(actions.behaviour_BA, batch)[e], logprobs)
 
 
 def test_the_prompts_of_nested_turns_reach_to_their_last_ones_first_token():
@@ -388,81 +364,39 @@ def test_samples_of_a_task_stay_in_one_minibatch_as_they_share_a_prefix():
 
 
 def test_the_seed_decides_which_rows_share_a_minibatch(episodes):
-    one, same, other = (build(episodes, seed=s) for s in ((0, 1), (0, 1), (0, 2)))
-    np.testing.assert_array_equal(
-        small.rows_of(one).tokens.ids_BT, small.rows_of(same).tokens.ids_BT
-    )
-    assert not np.array_equal(small.rows_of(one).tokens.ids_BT, small.rows_of(other).tokens.ids_BT)
-
-
-def test_padding_is_the_fraction_of_idle_tokens():
-    turns = [small.turn(0, range(1, 17), range(1, 18))]  # 32 of 32 tokens are read
-    assert idle_share(build([small.episode(0, turns, [1.0])])) == 0
-    turns = [small.turn(0, range(1, 9), range(1, 10))]  # 16 of 32
-    assert idle_share(build([small.episode(0, turns, [1.0])])) == 0.5
+    seeds = (0, 1), (0, 1), (0, 2)
+    one, same, other = (small.rows_of(build(episodes, seed=s)).tokens.ids_BT for s in seeds)
+    np.testing.assert_array_equal(one, same)
+    assert not np.array_equal(one, other)
 
 
 @pytest.mark.parametrize(
-    "episodes, tokens, padding, kinds, share",
-    [
-        (8, 1280, 0.15, 9, False),
-        (64, 1280, 0.05, 9, False),
-        (64, 8192, 0.1, 9, False),
-        (64, 1280, 0.1, 9, True),
-        (64, 8192, 0.2, 9, True),
-    ],
-)
+    "episodes, tokens, padding, share",
+    [(8, 1280, 0.15, False), (64, 1280, 0.05, False), (64, 8192, 0.1, False),
+     (64, 1280, 0.1, True), (64, 8192, 0.2, True)],
+)  # fmt: skip
 @pytest.mark.slow
-def test_a_run_of_varied_batches_pads_little_and_has_few_shapes(
-    episodes, tokens, padding, kinds, share
-):
+def test_a_run_of_varied_batches_pads_little_and_has_few_shapes(episodes, tokens, padding, share):
     rng = np.random.default_rng(0)
     algo = dataclasses.replace(ALGO, microbatch_tokens=tokens, episodes=episodes)
     met, idle = set(), []
+
+    def turn(agent):
+        return small.turn(agent, range(rng.integers(100, 300)), range(rng.integers(8, 64)))
+
     for _ in range(60):
-        played = [
-            [
-                small.turn(k, range(rng.integers(100, 300)), range(rng.integers(8, 64)))
-                for k in (0, 1)
-            ]
-            for _ in range(episodes)
-        ]
+        played = [[turn(0), turn(1)] for _ in range(episodes)]
         if share:  # eight samples of each task
             tasks = [rng.permutation(played[e - e % 8][0].prompt) for e in range(0, episodes, 8)]
             played = [
                 [t._replace(prompt=tasks[e // 8], action=rng.permutation(t.action)) for t in turns]
                 for e, turns in enumerate(played)
             ]
-        batch = build(
-            [small.episode(i, t, [1.0]) for i, t in enumerate(played)],
-            algo=algo,
-            share=share,
-        )
+        made = [small.episode(i, t, [1.0]) for i, t in enumerate(played)]
+        batch = build(made, algo=algo, share=share)
         met.add(tuple(x.shape[1:] for x in jax.tree.leaves(small.rows_of(batch))))
-        idle.append(idle_share(batch))
-    assert len(met) <= kinds
-    assert np.mean(idle) < padding
-
-
-def test_rows_share_the_action_tokens_evenly_where_that_takes_no_more_rows(monkeypatch):
-    lengths = np.random.default_rng(0).integers(4, 200, 48)
-    turns = [small.turn(0, range(n), range(24)) for n in lengths]
-    episodes = [small.episode(i, [turn], [1.0]) for i, turn in enumerate(turns)]
-
-    def fullest_of_rows() -> tuple[int, int]:
-        acted_UB = small.rows_of(build(episodes)).actions.mask_BA.sum(-1)
-        return int(acted_UB.max()), int((acted_UB > 0).sum())
-
-    assert fullest_of_rows() == (48, 29)
-    monkeypatch.setattr(packing, "action_slots", lambda n: 1024)
-    assert fullest_of_rows() == (72, 29)
-
-
-def test_packing_wastes_less_than_a_row_per_sequence():
-    episodes = small.random_episodes(64, steps=2)
-    assert (
-        idle_share(build(episodes, algo=dataclasses.replace(ALGO, microbatch_tokens=8192))) < 0.35
-    )
+        idle.append(np.mean(small.rows_of(batch).tokens.owners_BT < 0))
+    assert len(met) <= 9 and np.mean(idle) < padding
 
 
 @settings(deadline=None)

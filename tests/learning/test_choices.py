@@ -22,9 +22,7 @@ from marft_jax.learning.moving import ROLES, label_means, roles
 from marft_jax.learning.normalizers import find_normalizer
 from marft_jax.learning.settings import Appo, Cispo, Grpo, Reinforce, Tppo
 from marft_jax.learning.state import EMA
-from marft_jax.policy import logprobs, losses
-from marft_jax.policy.rows import microbatches
-from marft_jax.types import MAIN
+from marft_jax.policy import losses
 
 
 def acted(*turns, reward=1.0, index=0):
@@ -88,25 +86,6 @@ def test_a_whole_step_on_cut_actions_moves_nobody_and_others_as_if_alone():
     assert not same(second[1], second[0])
 
 
-@pytest.mark.parametrize("mean", ["sequence", 7])
-@pytest.mark.slow
-def test_a_step_divides_its_gradient_by_what_the_mean_says(mean):
-    """Where all actions are of one length both are the mean over tokens, times a constant."""
-    episodes = [
-        e._replace(turns=[t._replace(action=t.action[:1].repeat(4), logprobs=np.full(4, -5.0, "f4"))
-                          for t in e.turns])
-        for e in small.random_episodes(6)
-    ]  # fmt: skip
-    algo = dataclasses.replace(Tppo(max_grad_norm=0.0, lr=1e-3), epochs=1, minibatches=1)
-    moments = []
-    for how in ("token", mean):
-        state, _ = learn(config_of(dataclasses.replace(algo, loss_mean=how)), episodes, name="tppo")
-        moments.append(jax.tree.leaves(policy_of(state).adapters_opt[1].mu))
-    scale = 1.0 if mean == "sequence" else 4 / 7
-    for plain, other in zip(*moments, strict=True):
-        bounds.close(other, scale * plain, bounds.update(layers=LAYERS))
-
-
 def test_the_entropy_bonus_acts_on_agents_below_the_target():
     """Agent 0 samples with entropy 0.5, agent 1 with 2, as −log π of what was sampled says."""
     whole = acted((0, 2, False), (1, 2, False))
@@ -136,23 +115,6 @@ def test_icepop_drops_weights_on_both_sides():
         ends = 5.0 + bounds.of(size=5.0), 0.5 - bounds.of(size=0.5)
         weight = losses.correction_weight(log, jnp.zeros(5), how, *ends)
         bounds.close(weight, np.array([0, 0.5, 1, 5, last]))
-
-
-def test_a_stale_actions_weight_may_be_that_of_all_its_tokens():
-    """Three tokens of weight 2 are an action of weight 8."""
-    episodes = [acted((0, 3, False), (1, 1, False))]
-    rows = (
-        batch_lib.build(episodes, small.paid(episodes), (0, 1), Tppo(), "token")
-        .parts[MAIN]
-        .rows.rows
-    )
-    r = microbatches(rows)[0]
-    agent_BA = np.take_along_axis(r.turns.agent_BK, r.actions.turn_BA, -1)
-    new_BA = np.log(np.where(agent_BA == 0, 2.0, 1.5)) * r.actions.mask_BA
-    sums_BA = np.asarray(logprobs.turn_sums(jnp.asarray(new_BA, jnp.float32), r))
-    mask = r.actions.mask_BA > 0
-    got = sorted(np.exp(sums_BA[mask]).round(4).tolist())
-    assert got == [1.5, 8.0, 8.0, 8.0]
 
 
 @pytest.mark.slow
@@ -227,10 +189,6 @@ def test_each_role_has_a_moving_mean_of_its_own():
     again = chain._replace(rewards_EJ=2 * chain.rewards_EJ)
     bounds.close(run(algo, again, None, means.mean)[0], np.array([[3, 1]] * 2))
     bounds.close(run(algo, chain, None, means.mean)[0], np.zeros((2, 2)), size=3.0)
-    by_agent = EMA(np.zeros(2), np.zeros(2)).update(
-        *label_means(returns, chain, chain.agent_EJ, 2), 0.95
-    )
-    bounds.close(by_agent.mean, np.array([2, 0]))
 
 
 @pytest.mark.slow

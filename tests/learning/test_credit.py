@@ -12,7 +12,6 @@ from scripted import Scripted, Slow
 
 from marft_jax.errors import BadInput
 from marft_jax.learning import batch as batch_lib
-from marft_jax.learning import step_rewards
 from marft_jax.learning.credit import agent_reward, make_credit
 from marft_jax.learning.settings import Appo
 from marft_jax.rollout.rollout import Rollout
@@ -124,10 +123,6 @@ def length(turn, reward, episode):
     return len(turn.text) + reward + len(episode.turns)
 
 
-def nothing(turn, reward, episode):
-    return None
-
-
 def test_an_agents_own_step_reward_comes_before_the_teams():
     team = small.team(3)
     own = (team.profiles[0], dataclasses.replace(team.profiles[1], reward="verifier"))
@@ -151,10 +146,18 @@ def test_a_step_reward_that_is_not_there_is_one_clear_line(name, message):
         make_credit(Appo(credit="per_step", step_reward=name), small.team(2))
 
 
-def test_a_step_reward_that_is_no_number_is_refused():
-    episode = small.episode(0, turns_of((0, 0)), [0.5])
-    with pytest.raises(BadInput, match="of agent 'planner': expected a number, got None"):
-        small.paid([episode], credit="per_step", step_reward=f"{__name__}:nothing")
+SCORES = ("text", None, np.nan, [1.0, 2.0], 1e39)
+
+
+def scored(turn, reward, episode):
+    return SCORES[int(turn.text)]
+
+
+@pytest.mark.parametrize("number", range(len(SCORES)))
+def test_a_step_reward_that_is_no_number_is_refused(number):
+    episode = small.episode(0, turns_of((0, 0), text=str(number)), [0.5])
+    with pytest.raises(BadInput, match="of agent 'planner': expected a (finite )?number, got "):
+        small.paid([episode], credit="per_step", step_reward=f"{__name__}:scored")
 
 
 def breaks(turn, reward, episode):
@@ -165,12 +168,6 @@ def test_a_step_reward_that_fails_names_the_agent_and_the_place():
     episode = small.episode(0, turns_of((0, 0)), [0.5])
     with pytest.raises(BadInput, match=r"agent 'planner': KeyError: 'verdict'.*test_credit.py"):
         small.paid([episode], credit="per_step", step_reward=f"{__name__}:breaks")
-
-
-def test_step_reward_names_are_those_of_the_help():
-    assert set(step_rewards.STEP_REWARDS) == {
-        *("planner", "solver", "verifier", "code_planner", "coder", "debugger", "judge")
-    }
 
 
 # Shaping.

@@ -141,19 +141,6 @@ def test_actions_that_all_earn_the_same_teach_nothing(enumerated):
     assert np.linalg.norm(ours) < bounds.of(ROUNDINGS) * np.linalg.norm(plain)
 
 
-@pytest.mark.slow
-def test_three_tokens_that_all_earn_one_keep_their_odds():
-    """Also by the verbs, whose caller gives the masks."""
-    mask = np.isin(np.arange(SIZE), [65, 66, 67])
-    data = [Datum.of(0, PROMPT, [3], [i], allowed=[mask], advantages=[1.0]) for i in (65, 66, 67)]
-    plain = [Datum.of(0, PROMPT, [3], [i], advantages=[1.0]) for i in (65, 66, 67)]
-    q = np.exp(np.concatenate(on_data.forward(policy(), data)))
-    p = np.exp(np.concatenate(on_data.forward(policy(), plain)))
-    bounds.close(q, p / p.sum(), ROUNDINGS)
-    ours, free = (np.linalg.norm(gradient(x, q)) for x in (data, plain))
-    assert ours < bounds.of(ROUNDINGS) * free
-
-
 def test_a_token_that_is_forced_has_log_prob_zero_and_no_gradient():
     only = np.arange(SIZE) == 65
     datum = Datum.of(0, [1, 2], [1], [65], allowed=[only], advantages=[1.0])

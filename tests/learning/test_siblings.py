@@ -58,62 +58,6 @@ def test_equal_siblings_and_turns_without_any_teach_exactly_nothing():
     other, more = trunk([5.0, 0.0, 0.0], member=1)
     equal = [branch(one, 1, n, float(paid.sum())) for n in (1, 2)]
     assert all(x == 0 for row in advantages((one, paid), *equal, (other, more)) for x in row)
-    config = configure(
-        {"algo.name": "grpo", "algo.credit": "siblings", "algo.branches": 2, "algo.group_size": 1}
-    ).algo
-    episodes, rewards = learnable([(one, paid), *equal, (other, more)])
-    chain = chain_of_turns(episodes, rewards)
-    zeros = np.zeros_like(chain.rewards_EJ)
-    found, _ = normalized_advantages(config, ALGORITHMS["grpo"], chain, zeros, np.zeros(2))
-    assert not found.any()
-
-
-GAMES = {
-    "only the second matters": lambda a, b: float(b),
-    "only the first matters": lambda a, b: float(a),
-    "both must agree": lambda a, b: float(a == b),
-    "the second undoes the first": lambda a, b: float(a != b) * 2,
-}
-
-
-# The KL of each choice of the first turn, and of the second given the first.
-KL_FIRST, KL_SECOND = np.array([0.3, -0.1]), np.array([[0.2, 0.0], [-0.4, 0.7]])
-
-
-@pytest.mark.parametrize("coef", [0.0, 0.5])
-@pytest.mark.parametrize("game", GAMES.values(), ids=GAMES)
-@pytest.mark.slow
-def test_estimates_converge_to_the_exact_advantages(game, coef):
-    """Two agents choose 0 or 1 with equal odds: the advantage of a choice is Q minus V, exactly.
-    A KL in the reward is a cost of the choice itself: of a branch's later turns it is not known."""
-    rng, samples = np.random.default_rng(0), 4000
-    own, paid = trunk([0, 0])
-    chain = chain_of_turns(*learnable([(own, paid), branch(own, 0, 1, 0), branch(own, 1, 1, 0)]))
-    sums: dict[tuple[int, int, int], list[float]] = {}
-    for _ in range(samples):
-        first, second = rng.integers(0, 2, 2)
-        anew = rng.integers(0, 2, 2)  # the first turn anew, and what follows it
-        late = rng.integers(0, 2)  # the second turn anew
-        rewards_EJ, kl_EJ = np.zeros((2, *chain.rewards_EJ.shape))
-        rewards_EJ[0, 1] = game(first, second)
-        rewards_EJ[1:, 0] = game(*anew), game(first, late)
-        kl_EJ[0] = KL_FIRST[first], KL_SECOND[first, second]
-        kl_EJ[1:, 0] = KL_FIRST[anew[0]], KL_SECOND[first, late]
-        kl_EJ *= coef
-        found = sibling_advantage(chain._replace(rewards_EJ=rewards_EJ - kl_EJ, kl_EJ=kl_EJ))
-        sums.setdefault((0, first, 0), []).append(found[0, 0])
-        sums.setdefault((1, first, second), []).append(found[0, 1])
-    for (turn, first, second), values in sums.items():
-        if turn == 0:
-            kl = KL_FIRST[first] - KL_FIRST.mean()
-            exact = np.mean([game(first, b) for b in (0, 1)]) - np.mean(
-                [game(a, b) for a, b in itertools.product((0, 1), repeat=2)]
-            )
-        else:
-            kl = KL_SECOND[first, second] - KL_SECOND[first].mean()
-            exact = game(first, second) - np.mean([game(first, b) for b in (0, 1)])
-        error = 4 * np.std(values) / np.sqrt(len(values)) + 1e-6
-        assert abs(np.mean(values) - (exact - coef * kl)) < error, (turn, first, second)
 
 
 # An episode: a turn succeeds (1) with the odds of its place and may end it; (odds, ends, return).
@@ -153,18 +97,27 @@ class Play:
 @pytest.mark.parametrize("game", SUCCESS.values(), ids=SUCCESS)
 def test_a_trunks_estimates_are_unbiased_by_enumeration(game, branches):
     """Advantages are linear in the returns of branches, so these are replaced by their means: the
-    sum over all trunks is then the expectation, exactly."""
+    sum over all trunks is then the expectation, exactly. A KL in the reward is a cost of the choice
+    itself: of a branch's later turns it is not known."""
     play, found = Play(*game), dict[tuple[int, ...], list[tuple[float, float]]]()
+    kl = np.random.default_rng(0).normal(size=(len(play.odds), 2))
+    mean_kl = [(1 - p) * no + p * yes for p, (no, yes) in zip(play.odds, kl, strict=True)]
     for chance, whole in play.rest(()):
         own, paid = trunk([0.0] * (len(whole) - 1) + [play.pays(whole)])
-        others = [branch(own, t, n + 1, play.value(whole[:t]))
-                  for t in range(len(whole)) for n in range(branches)]  # fmt: skip
-        [row, *_] = advantages((own, paid), *others)
-        for t, estimate in enumerate(row):
+        places = [(t, n + 1) for t in range(len(whole)) for n in range(branches)]
+        others = [branch(own, t, n, play.value(whole[:t])) for t, n in places]
+        chain = chain_of_turns(*learnable([(own, paid), *others]))
+        kl_EJ = np.zeros_like(chain.rewards_EJ)
+        kl_EJ[0, : len(whole)] = [kl[t, choice] for t, choice in enumerate(whole)]
+        kl_EJ[1:, 0] = [mean_kl[t] for t, _ in places]
+        chain = chain._replace(rewards_EJ=chain.rewards_EJ - kl_EJ, kl_EJ=kl_EJ)
+        found_EJ = sibling_advantage(chain)
+        for t, estimate in enumerate(found_EJ[0, : len(whole)]):
             found.setdefault(whole[: t + 1], []).append((chance, estimate))
     for done, estimates in found.items():
-        expected = sum(p * x for p, x in estimates) / sum(p for p, _ in estimates)
-        bounds.close(expected, play.advantage(done), bounds.sums(len(estimates)), size=1.0)
+        t, got = len(done) - 1, sum(p * x for p, x in estimates) / sum(p for p, _ in estimates)
+        expected = play.advantage(done) - (kl[t, done[-1]] - mean_kl[t])
+        bounds.close(got, expected, bounds.sums(len(estimates)), size=5.0)
 
 
 @pytest.mark.parametrize("credit", ["siblings", "tree"])
@@ -238,12 +191,6 @@ def test_which_turns_have_branches_follows_from_seed_step_and_episode():
     assert len({turn for turns in at("random", 0) for turn in turns}) > 2
 
 
-def test_an_algorithm_with_branches_keeps_its_other_settings():
-    given = {"algo.name": "grpo", "algo.clip": 0.1, "algo.mask_truncated": True}
-    found = configure({**given, "algo.credit": "siblings", "algo.branches": 2}).algo
-    assert (found.clip, found.mask_truncated, found.branches) == (0.1, True, 2)
-
-
 @pytest.mark.parametrize(
     ("flags", "expected"),
     [
@@ -254,15 +201,11 @@ def test_an_algorithm_with_branches_keeps_its_other_settings():
         ({"algo.name": "grpo", "algo.credit": "siblings"}, "--algo.branches: credit siblings"),
         ({"algo.name": "grpo", "algo.branches": 2}, "credit last .* expected 0, got 2; leave"),
         ({"algo.name": "appo", "algo.branches": 2}, "unknown setting.*grpo"),
-        ({"algo.name": "appo", "algo.credit": "siblings"}, "one of last.*needs .*name grpo or"),
         ({"algo.name": "tppo", "algo.credit": "tree"}, "tree needs .*name grpo or"),
         ({"algo.name": "distill", "algo.credit": "solo"}, "solo needs --algo.name .*reinforce"),
         ({"algo.name": "grpo", "algo.credit": "sibling"}, "tree, solo, got 'sibling'$"),
-        (
-            {"algo.name": "grpo", "algo.credit": "siblings", "algo.branches": 1,
-             "algo.dynamic_sampling": True},
-            "further samples are the baseline",
-        ),
+        ({"algo.name": "grpo", "algo.credit": "siblings", "algo.branches": 1,
+          "algo.dynamic_sampling": True}, "further samples are the baseline"),
     ],
 )  # fmt: skip
 def test_settings_that_do_not_fit_branches_are_refused(flags, expected):
@@ -302,9 +245,8 @@ def alone_on(returns: list[list[float]], alone: dict[int, float]) -> Chain:
 def test_a_turn_earns_what_the_team_earns_beyond_its_agent_alone():
     found = solo_advantage(alone_on([[0.25, 0.75], [0.0, 0.5], [0.0, 0.0]], {0: 0.5, 1: 0.25}))
     assert found.tolist() == [[0.5, 0.75], [0.0, 0.25], [-0.5, -0.25]]
-    assert solo_advantage(alone_on([[0, 1.0]], {1: 0.0})).tolist() == [
-        [0.0, 1.0]
-    ]  # One is unknown.
+    one_is_unknown = solo_advantage(alone_on([[0, 1.0]], {1: 0.0}))
+    assert one_is_unknown.tolist() == [[0.0, 1.0]]
 
 
 @pytest.mark.parametrize("credit", ["siblings", "tree", "solo"])

@@ -43,10 +43,13 @@ def test_means_are_over_tokens_or_decisions_as_said(name, minibatches):
         if minibatches == 1:
             gap = np.abs(np.concatenate(changes)).mean()
             bounds.close(metrics["logprob_gap"][agent], gap, roundings, bounds.LOGITS)
-        if name in ("tppo", "grpo", "cispo"):
-            change = np.concatenate(changes)
-            kl = (np.expm1(change) - change).mean()
-            bounds.close(metrics["approx_kl"][agent], kl, bounds.update(layers=LAYERS))
+        mean = np.mean if name == "gspo" else np.sum
+        change = np.array([mean(x) for x in changes]) if by_action else np.concatenate(changes)
+        kl = (np.expm1(change) - change).mean()
+        bounds.close(metrics["approx_kl"][agent], kl, bounds.update(layers=LAYERS))
+        if name in ("appo", "tppo") and minibatches == 1:
+            outside = (np.abs(np.expm1(change)) > config.algo.clip).mean()
+            bounds.close(metrics["clip_fraction"][agent], outside)
     assert ("clip_fraction" in metrics) == (name != "reinforce")
 
 

@@ -45,13 +45,11 @@ def without_a_model(slots: int):
     engine = small.engine(slots=slots, chunk=16, context=1024, longest=ACTION)
     letters = np.random.default_rng(0)
     s = SimpleNamespace(
-        active_S=np.zeros(slots, bool),
-        count_S=np.zeros(slots, int),
-        length_S=np.zeros(slots, int),
+        active_S=np.zeros(slots, bool), count_S=np.zeros(slots, int),
+        length_S=np.zeros(slots, int), kept_S=np.full(slots, float(ACTION)),
         ids_SA=np.zeros((slots, ACTION), np.int32),
         logprobs_SA=np.zeros((slots, ACTION), np.float32),
-        kept_S=np.full(slots, float(ACTION)),
-    )
+    )  # fmt: skip
 
     def prefill(prompts, **_):
         prompts = jax.device_get(prompts)

@@ -48,12 +48,8 @@ def branches_of(episodes, number: int = 1) -> list[Sample]:
 
 
 def plain(turn):
-    return turn._replace(
-        prompt=turn.prompt.tolist(),
-        action=turn.action.tolist(),
-        logprobs=turn.logprobs.tolist(),
-        replayed=False,
-    )
+    arrays = {name: getattr(turn, name).tolist() for name in ("prompt", "action", "logprobs")}
+    return turn._replace(replayed=False, **arrays)
 
 
 def as_written(turn):
@@ -90,9 +86,8 @@ def test_what_comes_before_and_beside_the_turn_stays_as_it_was(workflow, shared)
     trunks = rollout.play([Sample(i, i) for i in range(8)], 0).episodes
     ends = set()
     for number in (1, 2):
-        for trunk, branch in zip(
-            trunks, rollout.play(branches_of(trunks, number), 0).episodes, strict=True
-        ):
+        branches = rollout.play(branches_of(trunks, number), 0).episodes
+        for trunk, branch in zip(trunks, branches, strict=True):
             turn, _ = branch.branch
             old = [(t.agent, t.text, t.prompt.tolist()) for t in trunk.turns[turn:]]
             for k, again in enumerate(branch.turns):

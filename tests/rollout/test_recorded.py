@@ -75,12 +75,10 @@ def test_a_transcript_is_played_again_token_by_token(workflow, context, tmp_path
     def speak(request) -> str:
         return words[sum(request.key) * 7 % len(words)]
 
-    rollout = Rollout(
-        Scripted(speak), team, find_workflow(workflow), lambda: Lookup(2), DaemonThreads()
-    )
+    how = find_workflow(workflow), lambda: Lookup(2), DaemonThreads()
+    rollout = Rollout(Scripted(speak), team, *how)
     whole = rollout.play([Sample(i, i) for i in range(5)], 0).episodes
-    decoders = team.decoders
-    lines = [jsonlines.dumps(transcripts.record(episode, decoders)) for episode in whole]
+    lines = [jsonlines.dumps(transcripts.record(episode, team.decoders)) for episode in whole]
     again = replayed(demonstrations_in(lines, tmp_path), team, workflow, lambda: Lookup(2))
     assert any(turn.truncated for episode in whole for turn in episode.turns)
     for old, new in zip(whole, again, strict=True):
@@ -125,8 +123,7 @@ def test_what_the_workflow_cannot_replay_is_told_with_its_line(tmp_path):
         "turns[0].text: expected": json.dumps({"task": 1, "turns": [{"agent": "planner"}]}),
         "number or the text of its task": line(plan, answer),
         "got -1": line(plan, answer, index=-1),
-        "reward: expected a number or none, got inf": line(plan, answer, task="x", reward=1)[:-2]
-        + "1e400}",
+        "reward: expected a number or none, got inf": line(plan, answer, reward=1)[:-2] + "1e400}",
         "turn 1: expected planner, whose turn it is, got 'solver'": line(answer, plan, task=1),
         "it has no turn 2": line(plan, task=1),
         "ends after turn 2 of 3": line(plan, answer, answer, task=1),

@@ -18,6 +18,10 @@ from marft_jax.types import Sample, StepResult
 SAMPLES = [Sample(i, i // 2, i % 2) for i in range(6)]
 
 
+def said(episodes):
+    return [list(map(plain, e.turns)) for e in episodes]
+
+
 def length(turn, reward, episode) -> float:
     return len(turn.text) % 7 + reward
 
@@ -76,9 +80,7 @@ def test_agents_alone_are_graded_on_the_task_and_change_no_other_sample():
     plainly = rollout.play(SAMPLES, 3).episodes
     engine.requests.clear()
     trunks, others, _ = played(rollout, "solo")
-    assert [list(map(plain, e.turns)) for e in trunks] == [
-        list(map(plain, e.turns)) for e in plainly
-    ]
+    assert said(trunks) == said(plainly)
     assert len(others) == 2 * 3 * 6  # Each task has two samples of each of three agents.
     for e in others:
         assert [turn.name for turn in e.turns] == [small.NAMES[e.branch[1]]]
@@ -143,9 +145,7 @@ def test_where_an_environment_offers_snapshots_no_step_is_taken_again():
 
     again, stepped = episodes(Counted)
     restored, taken = episodes(Restored)
-    assert [list(map(plain, e.turns)) for e in again] == [
-        list(map(plain, e.turns)) for e in restored
-    ]
+    assert said(again) == said(restored)
     assert [e.reward for e in again] == [e.reward for e in restored]
     steps = [len({t.step for t in e.turns if not t.replayed}) for e in restored]
     assert taken == sum(steps) < stepped == 3 * len(again)

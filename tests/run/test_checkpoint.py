@@ -37,14 +37,9 @@ CONFIG = small.config(lora=config_lib.Lora(rank=2), critic=config_lib.Critic(hid
 
 
 def fresh(config=CONFIG):
-    algorithm = find_algorithm("appo")
-    return Learner(
-        resolve(config, {MAIN: (config.model.base, small.CONFIG)}),
-        {MAIN: small.base()},
-        small.team(),
-        algorithm,
-        small.one_device(),
-    ).init()
+    settings = resolve(config, {MAIN: (config.model.base, small.CONFIG)})
+    how = {MAIN: small.base()}, small.team(), find_algorithm("appo"), small.one_device()
+    return Learner(settings, *how).init()
 
 
 def identity(config=CONFIG, **base):
@@ -147,11 +142,6 @@ def test_when_a_run_started_is_kept_over_every_restart(tmp_path, state):
             checkpoints.save(later, state)
 
 
-def test_orbax_alone_reads_the_state(two):
-    restored = ocp.StandardCheckpointer().restore(two / "checkpoints" / "2" / "state")
-    assert int(restored["step"]) == 2
-
-
 def test_the_newest_the_best_and_the_last_good_one_are_kept(tmp_path, state):
     metrics = {1: 0.1, 2: 0.9, 3: 0.9, 4: None, 5: float("nan"), 6: 0.3, 7: 0.2}
     with opened(tmp_path, keep=2, best="reward/mean") as checkpoints:
@@ -168,19 +158,6 @@ def test_without_a_checkpoint_there_is_nothing_to_restore(tmp_path):
         assert checkpoints.find("latest") is None and checkpoints.restore(fresh()) is None
 
 
-@pytest.mark.parametrize("change", ["base model", "lora.rank", "lora.alpha", "run.seed"])
-def test_a_run_of_something_else_is_refused_by_name(two, change):
-    others = {
-        "base model": identity(digest="other"),
-        "lora.rank": identity(dataclasses.replace(CONFIG, lora=config_lib.Lora(rank=4))),
-        "lora.alpha": identity(dataclasses.replace(CONFIG, lora=config_lib.Lora(2, alpha=1))),
-        "run.seed": identity(dataclasses.replace(CONFIG, run=config_lib.Run(seed=5))),
-    }
-    with Checkpoints(two, others[change], keep=2) as checkpoints:
-        with pytest.raises(BadInput, match=change):
-            checkpoints.restore(fresh())
-
-
 def test_all_that_differs_is_named_in_one_line(two):
     other = dataclasses.replace(CONFIG, critic=config_lib.Critic(hidden=(8, 8)))
     with Checkpoints(two, identity(other, digest="b"), keep=2) as checkpoints:
@@ -194,10 +171,7 @@ def test_all_that_differs_is_named_in_one_line(two):
 
 def test_a_state_of_another_form_is_refused_by_the_name_of_an_array(two):
     """Whatever setting made the difference, also one that nobody thought of."""
-    with (
-        opened(two) as checkpoints,
-        pytest.raises(BadInput, match=r"critic.*32, 8"),
-    ):
+    with opened(two) as checkpoints, pytest.raises(BadInput, match=r"critic.*32, 8"):
         state = fresh()
         critic = state.critic[MAIN]
         wider = critic._replace(head=[jax.numpy.zeros((1, 32, 9)), *critic.head[1:]])
@@ -265,8 +239,7 @@ def test_damage_to_any_file_makes_the_older_checkpoint_the_newest(two, tmp_path,
 def test_after_damage_the_older_state_is_restored_and_the_damaged_one_replaced(
     two, tmp_path, state
 ):
-    run = tmp_path / "run"
-    shutil.copytree(two, run)
+    run = shutil.copytree(two, tmp_path / "run")
     flipped(run / "checkpoints" / "2" / "meta.json")
     with opened(run) as checkpoints:
         restored = checkpoints.restore(fresh()).state
@@ -275,23 +248,13 @@ def test_after_damage_the_older_state_is_restored_and_the_damaged_one_replaced(
         assert checkpoints.find("latest") == 2 and int(checkpoints.restore(fresh()).state.step) == 2
 
 
-def test_when_all_are_damaged_none_is_used(two, tmp_path):
-    run = tmp_path / "run"
-    shutil.copytree(two, run)
-    for step in (1, 2):
-        truncated(run / "checkpoints" / str(step) / "manifest.json")
-    with opened(run) as checkpoints:
-        assert checkpoints.restore(fresh()) is None
-        assert checkpoints.find("latest") is None  # asked again, of what is known by now
-
-
 def test_a_run_whose_checkpoints_are_all_damaged_is_refused_and_left_as_it_is(two, tmp_path):
-    run = tmp_path / "run"
-    shutil.copytree(two, run)
+    run = shutil.copytree(two, tmp_path / "run")
     (run / "metrics.jsonl").write_text('{"step": 1}\n')
     for step in (1, 2):
         truncated(run / "checkpoints" / str(step) / "manifest.json")
     with opened(run) as checkpoints:
+        assert checkpoints.restore(fresh()) is checkpoints.find("latest") is None
         with (
             mock.patch.object(saving, "fresh_state", lambda *_: fresh()),
             pytest.raises(BadInput, match=r"none of its checkpoints \(1, 2\) is intact"),
@@ -349,10 +312,8 @@ def test_a_team_file_that_was_edited_is_told_field_by_field():
     before = described(small.team())
     assert json.loads(json.dumps(before)) == before  # as a checkpoint keeps it
     assert team_changes(before, described(small.team())) == []
-    now = described(
-        edited(prompt="Plan.", answers=True, trainable=False)._replace(workflow="debate")
-    )
-    assert team_changes(before, now) == [
+    now = edited(prompt="Plan.", answers=True, trainable=False)._replace(workflow="debate")
+    assert team_changes(before, described(now)) == [
         ("team: workflow", "'sequential'", "'debate'"),
         ("team: planner.prompt", "'p'", "'Plan.'"),
         ("team: planner.answers", "False", "True"),
@@ -361,8 +322,7 @@ def test_a_team_file_that_was_edited_is_told_field_by_field():
 
 
 def test_a_save_that_was_killed_is_no_checkpoint_and_is_cleaned_up(two, tmp_path):
-    run = tmp_path / "run"
-    shutil.copytree(two, run)
+    run = shutil.copytree(two, tmp_path / "run")
     shutil.copytree(run / "checkpoints" / "2", run / "checkpoints" / ".saving-3")
     (run / "checkpoints" / ".saving-3" / "manifest.json").unlink()
     (run / "checkpoints" / "02").mkdir()  # a user's folder is no checkpoint either, and stays
@@ -373,18 +333,17 @@ def test_a_save_that_was_killed_is_no_checkpoint_and_is_cleaned_up(two, tmp_path
 
 
 def test_later_checkpoints_can_be_dropped_and_saved_anew(two, tmp_path, state):
-    shutil.copytree(two, tmp_path / "run")
-    with opened(tmp_path / "run") as checkpoints:
+    run = shutil.copytree(two, tmp_path / "run")
+    with opened(run) as checkpoints:
         checkpoints.drop_after(1)
         assert checkpoints.find("latest") == 1
         checkpoints.save(2, noisy(state, 3))
-    with opened(tmp_path / "run") as checkpoints:
+    with opened(run) as checkpoints:
         chex.assert_trees_all_equal(checkpoints.restore(fresh()).state, noisy(state, 3))
 
 
 def test_a_full_disk_is_one_clear_error_and_what_was_saved_stays(two, tmp_path, state, monkeypatch):
-    run = tmp_path / "run"
-    shutil.copytree(two, run)
+    run = shutil.copytree(two, tmp_path / "run")
 
     def full(*args):
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -447,13 +406,6 @@ def test_saves_are_due_by_steps_by_minutes_and_at_the_end():
     never = SaveSchedule(dataclasses.replace(settings, save_minutes=0), now=lambda: clock[0])
     clock[0] += 1e6
     assert not never.is_due(3)
-
-
-def test_a_manifest_holds_every_file(two):
-    folder = two / "checkpoints" / "2"
-    listed = json.loads((folder / "manifest.json").read_text())
-    assert set(listed) == set(files_of(two)) - {"manifest.json"}
-    assert np.all([size == (folder / name).stat().st_size for name, (size, _) in listed.items()])
 
 
 def test_a_change_of_what_is_saved_is_named_by_its_setting_and_not_by_the_arrays(tmp_path):

@@ -9,7 +9,6 @@ import re
 from unittest import mock
 
 import bounds
-import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -18,7 +17,6 @@ import small
 
 from marft_jax import train
 from marft_jax.errors import BadInput, RunFailed
-from marft_jax.learning import batch as batch_lib
 from marft_jax.learning.algorithms import find_algorithm
 from marft_jax.learning.learner import Learner
 from marft_jax.learning.objectives import objective_of
@@ -106,13 +104,10 @@ def test_each_bound_can_be_turned_off(kind, tmp_path):
     assert not (tmp_path / "events.jsonl").exists()
 
 
-def test_a_base_that_always_was_like_that_has_not_collapsed(tmp_path):
-    assert not run_steps(guard(tmp_path), [BAD["entropy"]] * 9)
-
-
-def test_a_base_that_is_like_that_in_most_steps_has_not_collapsed(tmp_path):
+def test_a_base_that_was_like_that_in_all_or_most_steps_has_not_collapsed(tmp_path):
     low = BAD["entropy"]
-    assert not run_steps(guard(tmp_path), [low, low, GOOD, GOOD, *[low] * 9])
+    for steps in ([low] * 9, [low, low, GOOD, GOOD, *[low] * 9]):
+        assert not run_steps(guard(tmp_path), steps)
 
 
 def test_an_agent_that_did_not_act_is_not_judged(tmp_path):
@@ -143,9 +138,7 @@ def test_updates_that_are_not_finite_have_a_limit_of_their_own(tmp_path):
 
 
 def test_decisions_are_the_same_after_a_save_and_a_restart(tmp_path):
-    steps = [GOOD, GOOD, BAD["entropy"], GOOD, GOOD, BAD["reward"], BAD["reward"]] + [
-        BAD["reward"]
-    ] * 2
+    steps = [GOOD, GOOD, BAD["entropy"], GOOD, GOOD] + [BAD["reward"]] * 4
     whole = guard(tmp_path / "whole")
     expected = run_steps(whole, steps)
     for cut in range(1, len(steps)):
@@ -200,22 +193,16 @@ CONFIG = small.config(
 
 @pytest.fixture(scope="module")
 def learner():
-    return Learner(
-        resolve(CONFIG, {MAIN: ("tiny", small.CONFIG)}),
-        {MAIN: small.base()},
-        small.team(),
-        find_algorithm("appo"),
-        small.one_device(),
-    )
+    settings, bases = resolve(CONFIG, {MAIN: ("tiny", small.CONFIG)}), {MAIN: small.base()}
+    return Learner(settings, bases, small.team(), find_algorithm("appo"), small.one_device())
 
 
-def learn(learner, spoil=lambda batch: batch, **state):
+def learn(learner, **state):
     played = small.random_episodes(4)
-    algo = (CONFIG).algo
-    batch = batch_lib.build(played, small.paid(played), (0, 1), algo, "action")
+    batch = learner.pack(played, small.paid(played))
     old = learner.init().with_adapters({MAIN: small.adapters(2)})._replace(**state)
     before = jax.tree.map(np.array, old)
-    new, _, report = learner.learn(old, spoil(batch), 0)
+    new, _, report = learner.learn(old, batch, 0)
     return before, new, jax.device_get(report["nonfinite"])
 
 
@@ -232,52 +219,14 @@ def test_a_sound_update_skips_nothing_and_the_scale_scales_it(learner):
             assert np.abs(np.asarray(b) - a).max() > 0
 
 
-@pytest.mark.parametrize("what", ["behaviour logprobs", "advantages"])
-@pytest.mark.slow
-def test_an_update_that_is_not_finite_is_skipped_and_named(what, learner):
-    def spoil(batch):
-        if what == "advantages":
-            rewards = np.array(batch.chain.rewards_EJ)
-            rewards[0, 0] = np.nan
-            return batch._replace(chain=batch.chain._replace(rewards_EJ=rewards))
-        actions, old = (
-            small.rows_of(batch).actions,
-            np.array(small.rows_of(batch).actions.behaviour_BA),
-        )
-        agent = np.take_along_axis(small.rows_of(batch).turns.agent_BK, actions.turn_BA, axis=-1)
-        u, b, a = np.argwhere((actions.mask_BA > 0) & (agent == 1))[0]
-        old[u, b, a] = np.nan
-        spoiled = small.rows_of(batch)._replace(actions=actions._replace(behaviour_BA=old))
-        return small.with_rows(batch, spoiled)
-
-    before, after, counts = learn(learner, spoil)
-    agent = 1 if what == "behaviour logprobs" else 0
-    assert counts[what].sum() > 0 and counts["gradient"].tolist() == [1 - agent, agent]
-    if what == "behaviour logprobs":
-        assert counts[what].tolist() == [0, 1] and not counts["logprobs"].any()
-        assert counts["critic gradient"] == 0
-        _, sound, _ = learn(learner)
-        chex.assert_trees_all_equal(after.critic, sound.critic)
-    else:
-        chex.assert_trees_all_equal(after.critic, before.critic)
-    stays = [
-        all(np.array_equal(x[n], y[n]) for x, y in zip(*map(jax.tree.leaves, both), strict=True))
-        for n, both in ((n, (after.policies, before.policies)) for n in range(2))
-    ]
-    assert stays[agent] and not stays[1 - agent]
-    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(after))
-
-
 @pytest.fixture
 def saved(tmp_path, learner):
     """A run with checkpoints 2, 4 and 6, each with numbers of its own."""
-    with Checkpoints(
-        tmp_path, identity_of(CONFIG, {MAIN: small.base()}, small.team()), keep=9
-    ) as checkpoints:
+    identity = identity_of(CONFIG, {MAIN: small.base()}, small.team())
+    with Checkpoints(tmp_path, identity, keep=9) as checkpoints:
         for step in (2, 4, 6):
             state = learner.init()._replace(step=jnp.int32(step))
-            memory = {"rollbacks": 0, "best": step / 10}
-            checkpoints.save(step, state, memory)
+            checkpoints.save(step, state, {"rollbacks": 0, "best": step / 10})
         yield checkpoints
 
 
@@ -342,16 +291,8 @@ def broken_env(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "broken_once.py").write_text(BROKEN_ENV.replace("{always}", "False"))
     (tmp_path / "broken_always.py").write_text(BROKEN_ENV.replace("{always}", "seed > 8 * 3"))
-    return [
-        "--algo.episodes",
-        "8",
-        "--run.save_every",
-        "2",
-        "--guard.skips",
-        "2",
-        "--algo.name",
-        "spoiled:SPOILED",
-    ]
+    flags = "--algo.episodes 8 --run.save_every 2 --guard.skips 2 --algo.name spoiled:SPOILED"
+    return flags.split()
 
 
 def train_until_exit(*flags):

@@ -30,8 +30,7 @@ def all_files(folder):
         ["metrics.jsonl", "config.yaml", "team.yaml", "log.txt", "inputs.json"],
         ["metrics.jsonl", "transcripts/1.jsonl", "tensorboard/events.1", "wandb/a", "mlflow.db"],
         ["transcripts/3.jsonl"],
-        ["metrics.jsonl", "events.jsonl", "log.txt"],
-        ["metrics.jsonl", "demonstrations.jsonl"],
+        ["metrics.jsonl", "events.jsonl", "demonstrations.jsonl"],
         ["evaluations/arithmetic-20.jsonl", "evaluations/summary.json"],
         ["metrics.jsonl", "checkpoints/20-from-a-copy/state"],
     ],
@@ -108,9 +107,8 @@ def test_a_summary_that_is_none_is_moved(tmp_path, text):
 def test_imitation_keeps_what_it_finds_without_a_checkpoint(tmp_path, capsys):
     def imitated(*flags):
         with pytest.raises(SystemExit) as left:
-            imitate.main(
-                ["--out", str(tmp_path), "--run.steps", "1", "--algo.episodes", "4", *flags]
-            )
+            few = ["--run.steps", "1", "--algo.episodes", "4"]
+            imitate.main(["--out", str(tmp_path), *few, *flags])
         assert not left.value.code
 
     imitated("--demonstrations", "12")

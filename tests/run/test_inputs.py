@@ -45,18 +45,15 @@ def home(tmp_path, monkeypatch):
         (folder / name).write_text(text)
     monkeypatch.chdir(folder)
     monkeypatch.setattr(sys, "path", [p for p in sys.path if p] + [str(folder)])
-    before = set(sys.modules)
-    yield folder
-    for name in set(sys.modules) - before:
-        if name.startswith("own_"):
-            del sys.modules[name]
+    return folder
 
 
 def config_of(**sections):
-    given = {"env.name": "math", "env.data": "rows.jsonl"}
-    given |= {"algo.credit": "per_step", "algo.step_reward": "own_parts.rewards:paid"}
-    given |= {"run.loggers": "own_logger:Logger", "run.dir": "run"}
-    given |= {"rollout.sampler": "own_sampler:Own"}
+    given = {
+        "env.name": "math", "env.data": "rows.jsonl", "run.dir": "run",
+        "algo.credit": "per_step", "algo.step_reward": "own_parts.rewards:paid",
+        "run.loggers": "own_logger:Logger", "rollout.sampler": "own_sampler:Own",
+    }  # fmt: skip
     return with_absolute_paths(cli.configure(given, sections))
 
 
@@ -105,13 +102,12 @@ def test_what_counts_is_the_content_not_where_a_file_lies_or_what_is_beside_it(r
     (home / "own_logger.py").write_text("class Logger: x = 1\n")
     (home / "rows.jsonl").rename(home / "renamed.jsonl")
     check_unchanged(run, kept_of(config_of(**{"env.data": "renamed.jsonl"})))
-    said = refusal(run, **{"env.data": "more.jsonl"})
-    assert f"--env.data has changed ({home / 'more.jsonl'})" in said
-    said = refusal(run, **{"env.data": ["renamed.jsonl", "more.jsonl"]})
-    assert f"--env.data has changed ({home / 'more.jsonl'})" in said
-    assert "--env.data has changed (other files or order)" in refusal(
-        run, **{"env.data": ["renamed.jsonl", "renamed.jsonl"]}
-    )
+    more = home / "more.jsonl"
+    for given, named in (
+        ("more.jsonl", more), (["renamed.jsonl", "more.jsonl"], more),
+        (["renamed.jsonl", "renamed.jsonl"], "other files or order"),
+    ):  # fmt: skip
+        assert f"--env.data has changed ({named})" in refusal(run, **{"env.data": given})
 
 
 def test_a_run_without_a_checkpoint_or_of_the_release_before_takes_what_is_there(run, home):
@@ -119,13 +115,7 @@ def test_a_run_without_a_checkpoint_or_of_the_release_before_takes_what_is_there
     refusal(run)
     (run / "inputs.json").rename(run / "kept")
     check_unchanged(run, kept_of(config_of()))
-    for broken in (
-        "",
-        "[]",
-        '{"--env.data": 1}',
-        '{"--env.data": [[1]]}',
-        '{"a": [["b", "c", 1]]}',
-    ):
+    for broken in ("", "[]", '{"--env.data": 1}', '{"--env.data": [[1]]}'):
         (run / "inputs.json").write_text(broken)
         check_unchanged(run, kept_of(config_of()))
     (run / "kept").rename(run / "inputs.json")
@@ -141,7 +131,6 @@ def test_a_run_without_a_checkpoint_or_of_the_release_before_takes_what_is_there
         ("model.base", "own_parts", "{home}/own_parts"),
         ("model.base", "tiny", "tiny"),
         ("model.base", "owner/name", "owner/name"),
-        ("lora.init", "own_parts", "{home}/own_parts"),
         ("lora.init", "hub:owner/name", "hub:owner/name"),
         ("env.data", ["rows.jsonl", "owner/name:test"], ["{home}/rows.jsonl", "owner/name:test"]),
         ("env.eval_data", ["../home/rows.jsonl"], ["{home}/rows.jsonl"]),

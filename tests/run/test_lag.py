@@ -110,12 +110,8 @@ def test_step_s_is_sampled_with_the_adapters_after_s_minus_lag_updates(whole):
     assert len(past) == LAG
     for version, kept in enumerate(past, start=6 - LAG):
         before = arrays_of(run, version)
-        jax.tree.map(
-            np.testing.assert_array_equal,
-            kept["adapters"][MAIN],
-            before["policies"][MAIN]["adapters"],
-        )
-        np.testing.assert_array_equal(kept["progress"], before["progress"])
+        own = before["policies"][MAIN]["adapters"], before["progress"]
+        jax.tree.map(np.testing.assert_array_equal, (kept["adapters"][MAIN], kept["progress"]), own)
 
 
 @pytest.mark.slow
@@ -308,11 +304,9 @@ def test_a_rollback_drops_what_was_played_ahead(own_env, tmp_path, monkeypatch):
     """Twice the same, with other delays; steps after it are sampled by what it went back to."""
     do = "return StepResult('', 77.0 if {0} else 1.0, True)"
     flags = [*own_env("lag_breaks", "pass"), "--algo.name", "spoiled:SPOILED"]
-    (tmp_path / "lag_breaks.py").write_text(
-        ENV.format(do=do.format("self.broken")).replace(
-            "self.late = ", "self.broken = 24 <= seed < 8000\n        self.late = "
-        )
-    )
+    broken = "self.broken = 24 <= seed < 8000\n        self.late = "
+    text = ENV.format(do=do.format("self.broken")).replace("self.late = ", broken)
+    (tmp_path / "lag_breaks.py").write_text(text)
     flags += ["--guard.skips", 2, "--run.save_every", 2, "--run.steps", 6]
     for name in ("one", "two"):
         assert run_train(tmp_path / name, *flags) == 0

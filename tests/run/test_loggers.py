@@ -83,15 +83,9 @@ def test_a_logger_whose_package_is_missing_says_how_to_install_it(
         find_loggers([name])[0](tmp_path, 1)
 
 
-@pytest.mark.usefixtures("forgotten")
-def test_a_logger_that_is_none_or_not_installed_is_one_line(monkeypatch, tmp_path):
-    (tmp_path / "wandb").mkdir()  # as wandb leaves one where it was used
-    monkeypatch.setattr(sys, "path", [str(tmp_path)])
-    monkeypatch.delitem(sys.modules, "wandb", raising=False)
+def test_a_logger_that_is_none_is_one_line():
     with pytest.raises(BadInput, match="expected tensorboard, wandb, trackio, mlflow or package"):
         find_loggers(["wandbb"])
-    with pytest.raises(BadInput, match=r"wandb: cannot be opened: .*wandb"):
-        find_loggers(["tensorboard", "wandb"])[1](tmp_path, 1)
 
 
 def test_a_package_that_fails_later_ends_its_logging_and_not_the_run(run, monkeypatch):
@@ -100,10 +94,8 @@ def test_a_package_that_fails_later_ends_its_logging_and_not_the_run(run, monkey
 
     monkeypatch.setitem(loggers._BUILT_IN, "wandb", lambda *_: Package(fail, list))
     log(run, "wandb", 1, 2)
-    said = (run / "log.txt").read_text()
-    assert (
-        said.count("wandb: no more steps are logged there: ConnectionError: no route to host") == 1
-    )
+    said = "wandb: no more steps are logged there: ConnectionError: no route to host"
+    assert (run / "log.txt").read_text().count(said) == 1
     assert len((run / "metrics.jsonl").read_text().splitlines()) == 2
 
     def broken(*_):

@@ -8,12 +8,9 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
-from marft_jax import __main__
-from marft_jax.run.saving import stopped
 from marft_jax.run.signals import Stop
 
 PROGRAM = """
@@ -81,13 +78,6 @@ def test_before_anything_is_finished_the_process_ends_at_once():
     assert (code, said) == (75, "marft_jax: nothing yet\n")
 
 
-def test_a_run_without_a_finished_step_says_that_nothing_is_saved():
-    guard = SimpleNamespace(events=SimpleNamespace(note=lambda *_, **__: None))
-    run = SimpleNamespace(checkpoints=SimpleNamespace(step=0), guard=guard)
-    said = stopped(run)
-    assert "nothing is saved" in said and "begin anew" in said and "continue" not in said
-
-
 def test_a_main_thread_that_looks_ends_by_itself():
     code, said = run(signal.SIGTERM, setup=PLAN.format("save", 15), main="until")
     assert (code, said) == (7, "marft_jax: stopping; again to leave now\n")
@@ -140,15 +130,3 @@ except KeyboardInterrupt:
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (code, said)
-
-
-def test_an_interrupt_while_a_command_of_the_common_name_is_imported_is_one_line(
-    monkeypatch, capsys
-):
-    def interrupted(name):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(__main__.importlib, "import_module", interrupted)
-    with pytest.raises(SystemExit) as left:
-        __main__.main(["train"])
-    assert (left.value.code, capsys.readouterr().err) == (130, "marft_jax: stopped\n")

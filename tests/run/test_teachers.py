@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bounds
+import jax
 import numpy as np
 import one_step
 import pytest
@@ -73,8 +74,7 @@ def test_the_advantage_of_a_token_is_the_difference_of_the_log_probs(adapters):
     learner, team = learner_of(Teacher(), Teacher(sees="answer"), adapters=adapters)
     episodes = episodes_of(team)
     batch, _, estimates, metrics = learn(learner, episodes)
-    policy = adapters or {t: {p: 0 * x for p, x in own.items()}
-                          for t, own in small.adapters(2).items()}  # fmt: skip
+    policy = adapters or jax.tree.map(lambda x: 0 * x, small.adapters(2))
     plain, hinted = (
         small.with_policy(read, policy, width=256)
         for read in (episodes, episodes_of(team, hint=ANSWER))
@@ -93,12 +93,9 @@ def test_the_advantage_of_a_token_is_the_difference_of_the_log_probs(adapters):
 def test_an_agent_without_a_teacher_learns_nothing():
     """Bit-equal adapters, also where the other agent's teacher moves its own."""
     learner, team = learner_of(None, Teacher())
-    before = learner.init().adapters[MAIN]
-    _, state, estimates, _ = learn(learner, episodes_of(team))
-    for target, parts in state.adapters[MAIN].items():
-        for part, x in parts.items():
-            np.testing.assert_array_equal(x[0], before[target][part][0])
-    assert not np.array_equal(state.adapters[MAIN]["q"]["b"][1], before["q"]["b"][1])
+    before, (_, state, _, _) = learner.init(), learn(learner, episodes_of(team))
+    assert one_step.same(one_step.member(state, 0), one_step.member(before, 0))
+    assert not one_step.same(one_step.member(state, 1), one_step.member(before, 1))
 
 
 def test_a_step_in_which_no_taught_agent_acts_teaches_nothing():
@@ -115,7 +112,7 @@ def test_a_teacher_whose_logprobs_are_no_numbers_stops_its_own_student_alone(mon
     learner, team = learner_of(Teacher(), Teacher(sees="answer"))
     episodes = episodes_of(team)
     _, sound, _, _ = learn(learner, episodes)
-    before, whole = learner.init().adapters[MAIN], learner_module.teacher_advantage
+    before, whole = learner.init(), learner_module.teacher_advantage
 
     def advantage(batch, *scored):
         return np.where(batch.chain.agent_EJ == 0, np.nan, whole(batch, *scored))
@@ -124,10 +121,8 @@ def test_a_teacher_whose_logprobs_are_no_numbers_stops_its_own_student_alone(mon
     _, state, _, metrics = learn(learner, episodes)
     assert metrics["nonfinite"]["gradient"].tolist() == [1, 0]
     assert np.isnan(metrics["teacher_kl"][0]) and np.isfinite(metrics["teacher_kl"][1])
-    for target, parts in state.adapters[MAIN].items():
-        for part, x in parts.items():
-            np.testing.assert_array_equal(x[0], before[target][part][0])
-            np.testing.assert_array_equal(x[1], sound.adapters[MAIN][target][part][1])
+    assert one_step.same(one_step.member(state, 0), one_step.member(before, 0))
+    assert one_step.same(one_step.member(state, 1), one_step.member(sound, 1))
 
 
 def test_the_reward_is_learned_from_where_it_has_a_weight():
@@ -183,8 +178,6 @@ def test_a_team_file_with_teachers_is_written_as_it_is_read(tmp_path):
     [
         (TEAM.replace("base: other", "base: othr"), "teacher: base: expected one of main, other"),
         (TEAM.replace("sees: all", "sees: everything"), "or a text that has {answer} or {state}"),
-        (TEAM.replace("sees: all", "sees: '{solution}'"), "or a text that has {answer} or {state}"),
-        (TEAM.replace("sees: all", "see: all"), "see"),
     ],
 )
 def test_a_team_file_with_a_wrong_teacher_is_refused(changed, message, tmp_path):

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import small
 from rich.console import Console
 
 from marft_jax.formats import jsonlines
@@ -18,21 +19,10 @@ from marft_jax.run import transcripts
 from marft_jax.types import Episode, StepResult, Turn
 
 
-def turn(name: str, text: str, *, step=0, sees=(), answers=False, truncated=False) -> Turn:
-    ids = np.frombuffer(text.encode(), np.uint8).astype(np.int32)
-    return Turn(
-        agent=0,
-        name=name,
-        step=step,
-        prompt=np.array([112, 33], np.int32),
-        action=ids,
-        logprobs=np.zeros(len(ids), np.float32),
-        text=text,
-        answers=answers,
-        sees=sees,
-        truncated=truncated,
-        temperature=1.0,
-    )
+def turn(name: str, text: str, **more: Any) -> Turn:
+    ids = [*text.encode()]
+    made = small.turn(0, [112, 33], ids, logprobs=np.zeros(len(ids)), text=text, limit=None)
+    return made._replace(name=name, **more)
 
 
 def decode(ids, special=False) -> str:
@@ -62,19 +52,12 @@ def test_an_episode_is_one_line_with_its_turns():
     line = written(episode(), numbers)
     assert (line["index"], line["task"], line["reward"]) == (7, "3+5+9=?", 1.25)
     assert line["turns"][1] == {
-        "agent": "solver",
-        "step": 0,
-        "prompt": "<user>p!",
-        "text": "[b]16[/b]",
-        "ids": [*b"[b]16[/b]"],
-        "tokens": [5, 14],
-        "sees": [0],
-        "truncated": True,
-        "answers": True,
-        "reward": 0,
-        "value": 0.2,
-        "advantage": 2,
-    }
+        "agent": "solver", "step": 0, "prompt": "<user>p!", "text": "[b]16[/b]",
+        "ids": [*b"[b]16[/b]"], "tokens": [5, 14], "sees": [0], "truncated": True, "answers": True,
+        "reward": 0, "value": 0.2, "advantage": 2,
+    }  # fmt: skip
+    assert [turn["tokens"] for turn in line["turns"]] == [[0, 5], [5, 14], [14, 16]]
+    assert line["D"] == [[0, 0, 0], [1, 0, 0], [1, 1, 0]]
 
 
 def test_a_character_of_several_tokens_is_the_last_ones():
@@ -119,13 +102,6 @@ def test_at_a_token_level_each_token_has_its_advantage_and_value():
     assert (solver["value"], solver["values"], solver["reward"]) == (-4.0, [-4.0], 1)
 
 
-def test_a_chat_template_can_be_checked():
-    tokenizer = ByteTokenizer()
-    ids = tokenizer.chat([{"role": "system", "content": "ä"}, {"role": "user", "content": "b"}])
-    assert tokenizer.decode(ids, special=True) == "<|system|>ä<|user|>b<|assistant|>"
-    assert tokenizer.decode(ids) == "äb"
-
-
 def test_a_tools_answer_stands_by_itself():
     asking = episode().turns[0]._replace(text="ADD 2 3", tool="5")
     line = written(episode()._replace(turns=[asking]))
@@ -136,16 +112,6 @@ def test_what_agents_earn_alone_stands_by_their_names():
     alone = transcripts.record(episode()._replace(alone={0: 0.25}), [decode] * 2)["alone"]
     assert alone == {"planner": 0.25, "solver": 0.25}
     assert "alone" not in transcripts.record(episode(), [decode] * 2)
-
-
-def test_d_says_which_turns_each_turn_was_shown():
-    line = written(episode())
-    assert line["D"] == [[0, 0, 0], [1, 0, 0], [1, 1, 0]]
-
-
-def test_token_spans_cover_the_action_tokens_without_gaps():
-    line = written(episode())
-    assert [turn["tokens"] for turn in line["turns"]] == [[0, 5], [5, 14], [14, 16]]
 
 
 def test_results_keep_the_reward_of_each_step_and_strict_json():
@@ -177,37 +143,23 @@ def test_what_holds_itself_is_refused():
         jsonlines.plain({"x": inner})
 
 
+def shown(*what) -> str:
+    file = io.StringIO()
+    Console(file=file, width=60).print(transcripts.render(*what))
+    return file.getvalue()
+
+
 def test_a_person_can_read_who_said_what():
-    console = Console(file=io.StringIO(), width=60)
-    console.print(transcripts.render(episode()))
-    file = console.file
-    assert isinstance(file, io.StringIO)
-    text = file.getvalue()
+    text = shown(episode())
     parts = (
-        "3+5+9=?",
-        "planner",
-        "3+5=8",
-        "solver · answers · cut off",
-        "[b]16[/b]",
-        "reward 0, score: 0.5",
-        "solver · step 2 · answers",
-        "reward 1.25",
-    )
+        "3+5+9=?", "planner", "3+5=8", "solver · answers · cut off", "[b]16[/b]",
+        "reward 0, score: 0.5", "solver · step 2 · answers", "reward 1.25",
+    )  # fmt: skip
     order = [text.index(part) for part in parts]
     assert order == sorted(order)
+    assert "reward" not in shown(episode()._replace(results=[]))
 
 
 def test_a_prompt_may_be_shown_before_its_answer():
-    file = io.StringIO()
-    played = episode()
-    Console(file=file, width=60).print(transcripts.render(played, [decode] * 9))
-    text = file.getvalue()
-    assert text.index(f"{played.turns[0].name} is shown:") < text.index("3+5=8")
-
-
-def test_an_episode_without_results_can_be_shown():
-    console = Console(file=io.StringIO(), width=60)
-    console.print(transcripts.render(episode()._replace(results=[])))
-    file = console.file
-    assert isinstance(file, io.StringIO)
-    assert "3+5=8" in file.getvalue() and "reward" not in file.getvalue()
+    text = shown(episode(), [decode] * 9)
+    assert text.index("planner is shown:") < text.index("3+5=8")

@@ -32,9 +32,8 @@ def complaint(file: str) -> str:
 
 
 def test_a_profile_overrides_the_teams_sampling_field_by_field():
-    team = config.Team(
-        max_new_tokens=24, temperature=0.7, top_p=0.9, top_k=50, min_p=0.1, stop=("x",)
-    )
+    sampling = dict(temperature=0.7, top_p=0.9, top_k=50, min_p=0.1, stop=("x",))
+    team = config.Team(max_new_tokens=24, **sampling)
     assert Profile("a").sampling(team) == Sampling(24, 0.7, 0.9, 50, 0.1, ("x",))
     own = Profile("a", max_new_tokens=8, temperature=0.0, top_p=0.5, top_k=0, min_p=0.0, stop=())
     assert own.sampling(team) == Sampling(8, 0.0, 0.5, 0, 0.0)
@@ -45,18 +44,12 @@ BAD = {
     "name": "", "prompt": None, "answers": "perhaps", "max_new_tokens": 2.5,
     "temperature": float("nan"), "top_p": 1.1, "top_k": -1, "min_p": -0.1, "stop": ("",),
 }  # fmt: skip
-EDGES = {"prompt": "", "temperature": 0, "top_p": 1, "top_k": 0, "min_p": 1, "base": "main"}
 
 
 @pytest.mark.parametrize(("field", "value"), BAD.items())
 def test_a_bad_field_is_refused_by_name(field, value):
     with pytest.raises(ValidationError, match=rf"\n{field}"):
         Profile(**({"name": "a"} | {field: value}))
-
-
-def test_the_edges_of_a_range_are_allowed():
-    profile = Profile("input parser", **EDGES)
-    assert {field: getattr(profile, field) for field in EDGES} == EDGES
 
 
 NO_FOLDERS = ["..", ".hidden", "a.", "a\\b", "a?", "x" * 300, "Base", "team.yaml", "Turns.json"]
@@ -73,10 +66,8 @@ def test_a_name_that_could_not_be_a_folder_of_its_own_is_refused(field, name, tm
 
 def test_without_a_file_the_team_is_planner_and_solver():
     team = team_files.load_team(None).agents
-    assert [(p.name, p.prompt, p.answers) for p in team] == [
-        ("planner", "plan", False),
-        ("solver", "solve", True),
-    ]
+    found = [(p.name, p.prompt, p.answers) for p in team]
+    assert found == [("planner", "plan", False), ("solver", "solve", True)]
 
 
 @pytest.mark.parametrize("file", TEAM_FILES, ids=lambda file: file.stem)
@@ -112,9 +103,8 @@ def test_the_list_of_the_first_release_loads(tmp_path):
         {"role": "reasoner", "prompt": "think", "with_answer": False, "device": "cuda:0"},
         {"role": "actor", "prompt": "act", "with_answer": True},
     ]
-    team = team_files.load_team(
-        team_file(tmp_path, json.dumps(rows, indent="\t"), "profiles.json")
-    ).agents
+    file = team_file(tmp_path, json.dumps(rows, indent="\t"), "profiles.json")
+    team = team_files.load_team(file).agents
     assert team == (Profile("reasoner", "think"), Profile("actor", "act", answers=True))
 
 
@@ -143,11 +133,9 @@ def test_a_file_that_does_not_parse_is_named(tmp_path, name):
     [
         ("", "expected a mapping, got None"),
         ("agents:", "agents: expected a list of at most 300, got None"),
-        ("agents: []", "expected at least one agent, got none"),
         ("members: []", "members: unknown key; known are agents, bases"),
         ("agents: [{name: a}]\nagent: 3", "agent: unknown key; did you mean 'agents'?"),
         ("agents: [{name: a, answer: true}]", "agents[0].answer: unknown key; did you mean"),
-        ("1: a\nagents: []", "[1]: unknown key; known are agents"),
         ("agents: [1]", "agents[0]: expected a mapping, got 1"),
         ("agents: [{prompt: p}]", "agents[0].name: expected text"),
         ("[{role: a, prompt: }]", "agents[0].prompt: expected text, got None"),
@@ -155,10 +143,6 @@ def test_a_file_that_does_not_parse_is_named(tmp_path, name):
         ("agents: [{name: a}, {name: b, top_p: 2}]", "agents[1].top_p: expected a number above 0"),
         ("agents: []\nbases: {a: {lr: 0}}", "bases.a.model: expected text"),
         ("agents: [{name: a, answers: true}, {name: A}]", "expected distinct names, got 'A' twice"),
-        (
-            "agents: [{name: a, answers: true}, {name: b, adapter: A}]",
-            "expected distinct adapters, got 'A' twice",
-        ),
         ("agents: [{name: a}]", "expected an agent with `answers: true`, got none; add it to"),
     ],
 )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -44,13 +43,6 @@ def test_an_agent_sees_its_prompt_the_task_and_the_turns_before_it(threads):
     prompts = [text(t.prompt) for t in episodes[0].turns]
     assert prompts[:2] == ["<s>p<u>t7<a>", "<s>s<u>t7\nplanner: 070<a>"]
     assert prompts[2] == "<s>p<u>t7 '71'<a>"  # the environment's observation, nothing else
-
-
-def test_no_system_message_without_a_system_prompt():
-    team = small.team(1)
-    [profile] = team.profiles
-    bare = team._replace(profiles=(dataclasses.replace(profile, prompt=""),))
-    assert text(bare.act(0, State("x")).prompt) == "<u>x<a>"
 
 
 def test_d_is_the_strict_lower_triangle_and_later_steps_see_earlier_ones(threads):
@@ -231,17 +223,9 @@ def test_a_users_workflow_is_found_by_name_and_may_act_in_parallel(threads):
     assert len({r.key for r in engine.requests}) == 9
 
 
-@pytest.mark.parametrize(
-    ("name", "named"),
-    [
-        ("ring", "players or package.module:function, got 'ring'"),
-        ("test_team:nothing", "nothing"),
-    ],
-)
-def test_a_workflow_that_is_not_there_is_bad_input(name, named):
-    with pytest.raises(BadInput, match="--team.workflow") as caught:
-        find_workflow(name)
-    assert named in str(caught.value)
+def test_a_workflow_that_is_not_there_is_bad_input():
+    with pytest.raises(BadInput, match="--team.workflow.* package.module:function, got 'ring'"):
+        find_workflow("ring")
 
 
 @pytest.mark.slow

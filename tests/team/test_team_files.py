@@ -57,10 +57,8 @@ def test_what_is_dumped_loads_again(tmp_path, blueprint):
         ("[Plan., Solve.]", "[Plan.]", "messages: expected one for each of the 2 agents, got 1"),
         ("[Plan., Solve.]", "[1, 2]", "messages[0]: expected text or none, got 1"),
         ("[plan, two]]", "[plan]]", "edges[1][1]: expected text, got ['plan']"),
-        ("{id: plan, role: planner}", "{id: plan}", "nodes[0].role: expected text"),
         ("judge: solver", "judge: [solver]", "judge: expected text or none, got ['solver']"),
         ("prompt: p", "temperature: true", "agents[0].temperature: expected a number from 0 to"),
-        ("prompt: p", "max_new_tokens: on", "expected a whole number from 1 or none, got True"),
         ("prompt: p", "min_p: .nan", "expected a number from 0 to 1 or none, got nan"),
         ("name: planner", "name: team", "expected other names than 'team', which names all of"),
     ],
@@ -73,11 +71,8 @@ def test_a_wrong_line_is_named(tmp_path, old, new, expected):
 
 NESTED = {
     "bases: {x: {model: tiny, quantise: int8}}": "quantise: unknown key; did you mean 'quantize'",
-    "bases: {x: {model: tiny, ctx: 3}}": "bases.x.ctx: unknown key; known are calls, context",
-    "teacher: {see: answer}": "teacher.see: unknown key; did you mean 'sees'",
     "teacher: {answer: true}": "teacher.answer: unknown key; known are base, init, sees",
     "nodes: [{id: a, role: a, msg: x}]": "nodes[0].msg: unknown key; known are id, message, role",
-    "message: [a]": "message: unknown key; did you mean 'messages'",
     "temperature: 1": "temperature: unknown key; known are agents, bases, edges, judge, messages,",
     "bases: {x: }": "bases.x: expected a mapping, got None",
 }
@@ -108,12 +103,6 @@ def test_a_message_that_is_null_is_the_usual_one(tmp_path):
 def test_edges_without_nodes_are_refused(tmp_path):
     with pytest.raises(BadInput, match="edges: expected nodes too"):
         load_team(written(tmp_path, "agents: [{name: a, answers: true}]\nedges: [[a, b]]"))
-
-
-def test_more_agents_than_a_step_was_ever_taken_with_are_refused(tmp_path):
-    rows = [f"{{name: a{i}, answers: true}}" for i in range(301)]
-    with pytest.raises(BadInput, match="agents: expected a list of at most 300, got"):
-        load_team(written(tmp_path, f"agents: [{', '.join(rows)}]"))
 
 
 A, B = Node("a", "planner"), Node("b", "solver")

@@ -25,19 +25,15 @@ CALL = '{"name": "add", "arguments": {"a": 1}}'
     [
         (TAGGED, f"so <tool_call>{CALL}</tool_call>", "so", ["add"]),
         (TAGGED, f"<tool_call>{CALL}</tool_call><tool_call>{CALL}</tool_call>", "", ["add"] * 2),
-        (TAGGED, f"<tool_call>{CALL}", "", ["add"]),
         (TAGGED, f"<tool_call>{CALL[:-1]}", f"<tool_call>{CALL[:-1]}", []),
         (TAGGED, "<tool_call>{}</tool_call>", "<tool_call>{}</tool_call>", []),
-        (TAGGED, CALL.replace("add", "sub"), CALL.replace("add", "sub"), []),
+        (TAGGED, CALL, CALL, []),
         (TAGGED, f"<tool_call>{CALL}</tool_call>".replace("add", "sub"), "", ["sub"]),
         (BARE, CALL.replace("add", "sub"), "", ["sub"]),
         (BARE, '{"name": "sub", "age": 3}', '{"name": "sub", "age": 3}', []),
-        (BARE, "[]", "[]", []),
         (BARE, f"[TOOL_CALLS] [{CALL}]", "", ["add"]),
         (BARE, f"<|python_tag|>{CALL}", "", ["add"]),
-        (BARE, CALL, "", ["add"]),
         (BARE, f"[{CALL}, {CALL}]", "", ["add"] * 2),
-        (BARE, CALL.replace("arguments", "parameters"), "", ["add"]),
         (BARE, f"so {CALL}", f"so {CALL}", []),
     ],
 )
@@ -50,21 +46,13 @@ def test_calls_are_found_in_the_form_of_the_template(template, text, content, ca
 @pytest.mark.parametrize(
     ("given", "read"),
     [
-        ("", {}),
-        (', "arguments": null', {}),
-        (', "arguments": {}', {}),
-        (', "arguments": ""', {}),
-        (', "arguments": "null"', {}),
+        ("", {}), (', "arguments": null', {}), (', "arguments": ""', {}),
+        (', "arguments": "null"', {}), (', "parameters": null', {}),
         (', "arguments": null, "parameters": {"a": 1}', {"a": 1}),
-        (', "parameters": null', {}),
-        (', "arguments": "{\\"a\\": 1}"', {"a": 1}),
-        (', "arguments": "a = 1"', None),
-        (', "arguments": "[1]"', None),
-        (', "arguments": [1]', None),
-        (', "arguments": 0', None),
-        (', "arguments": false', None),
+        (', "arguments": "{\\"a\\": 1}"', {"a": 1}), (', "arguments": "a = 1"', None),
+        (', "arguments": "[1]"', None), (', "arguments": [1]', None), (', "arguments": 0', None),
     ],
-)
+)  # fmt: skip
 @pytest.mark.parametrize("template", [TAGGED, BARE])
 def test_arguments_may_be_absent_or_a_text(template, given, read):
     call = f'{{"name": "add"{given}}}'
@@ -82,17 +70,10 @@ def written(value, **how):
 
 
 HELD = (  # texts of an argument
-    "echo '</tool_call>' >> notes.md",
-    "<tool_call>",
-    "</think> <think>",
-    "{ [ } ] }{",
-    '"quoted" \\" \\\\',
-    "```json\n{}\n```",
-    "one\ntwo\tthree\r\n",
-    "[TOOL_CALLS]",
-    written("nested"),
-    TAG,
-)
+    "echo '</tool_call>' >> notes.md", "<tool_call>", "</think> <think>", "{ [ } ] }{",
+    '"quoted" \\" \\\\', "```json\n{}\n```", "one\ntwo\tthree\r\n", "[TOOL_CALLS]",
+    written("nested"), TAG,
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("held", HELD)
@@ -128,7 +109,6 @@ BROKEN = '<tool_call>{"name": "add", "arguments": {"a": }}</tool_call>'
     ("template", "text", "content", "number"),
     [
         (TAGGED, f"<tool_call>{CALL}{CALL}</tool_call>", "", 2),
-        (TAGGED, f"<tool_call>{CALL}\n{CALL}\n</tool_call>", "", 2),
         (TAGGED, f"<tool_call>{CALL}, {CALL}</tool_call>", "", 2),
         (TAGGED, f"<tool_call>[{CALL}, {CALL}]</tool_call>", "", 2),
         (TAGGED, f"<tool_call>{CALL}<tool_call>{CALL}", "", 2),
@@ -136,20 +116,15 @@ BROKEN = '<tool_call>{"name": "add", "arguments": {"a": }}</tool_call>'
         (TAGGED, f"<tool_call>\n```json\n{CALL}\n```\n</tool_call>", "", 1),
         (TAGGED, f"<tool_call>{CALL}</tool_call>{CALL}", CALL, 1),
         (TAGGED, f"{TAG} so", "so", 1),
-        (TAGGED, f"{TAG}{BROKEN}", BROKEN, 1),
         (TAGGED, f"{BROKEN}{TAG}", BROKEN, 1),
-        (TAGGED, f"<tool_call>{{}}</tool_call>{TAG}", "<tool_call>{}</tool_call>", 1),
         (TAGGED, f'<tool_call>[{CALL}, 5, {{"a": 1}}]</tool_call>', "", 1),
         (TAGGED, f"{TAG}<tool_call>{CALL[:20]}", f"<tool_call>{CALL[:20]}", 1),
-        (TAGGED, "<tool_call>" * 3, "<tool_call>" * 3, 0),
         (BARE, f"{CALL}{CALL}", "", 2),
         (BARE, f"{CALL}; {CALL}", "", 2),
-        (BARE, f"{CALL}\n{CALL}\n", "", 2),
         (BARE, f"```json\n{CALL}\n```", "", 1),
         (BARE, f"[TOOL_CALLS]{CALL}{CALL}", "", 2),
         (BARE, f"{CALL}{CALL[:20]}", CALL[:20], 1),
         (BARE, f"{CALL} is my call", "is my call", 1),
-        (BARE, "{" * 5, "{" * 5, 0),
         (BARE, "{" * 90 + "}" * 90, "{" * 90 + "}" * 90, 0),
         (BARE, "</think>{", "</think>{", 0),
     ],
@@ -187,11 +162,7 @@ QUOTED = TAG.replace("1", '"<think>"')
         (f"<think>or {TAG}?</think>\n{TAG}", f"<think>or {TAG}?</think>", 1),
         (f"or {TAG}?</think>{TAG}", f"or {TAG}?</think>", 1),  # the prompt opened it
         (f"<think>or {TAG}", None, 0),  # cut off
-        (
-            f"{TAG}<think>a</think>{TAG}<think>{TAG}</think>",
-            f"<think>a</think><think>{TAG}</think>",
-            2,
-        ),
+        (f"{TAG}<think>a</think>{TAG}<think>{TAG}", f"<think>a</think><think>{TAG}", 2),
         (f"{QUOTED}{QUOTED}", "", 2),
         (f"<think>{QUOTED.replace('<think>', '')}</think>{QUOTED}", None, 1),
     ],

@@ -22,12 +22,9 @@ def note(text: str) -> str:
 CALLS = {
     "a known tool": ([("calculator", GOOD)], 0.25),
     "an unknown tool": ([("calculater", GOOD)], 0.25),
-    "an empty name": ([("", "{}")], 0.25),
     "both": ([("note", '{"text": "a"}'), ("search", "{}")], 0.75),
     "wrong arguments": ([("calculator", '{"expresion": 1}')], 0.25),
-    "arguments that are no JSON": ([("calculator", "{")], 0.25),
     "more calls than are answered": ([("calculator", GOOD)] * 18, 18 * 0.25),
-    "more unknown calls than are answered": ([("x", "{}")] * 17, 17 * 0.25),
 }
 
 
@@ -39,12 +36,9 @@ def test_each_call_costs(name):
     tools = EpisodeTools(DaemonThreads())
     answered = tools.answer(box, [ToolCall(*call) for call in calls])
     tools.close()
-    turn = small.turn(0, [1], [2])._replace(calls=answered)
-    paid = make_credit(Grpo(), small.team(1))(small.episode(0, [turn], [1.0]))
-    assert paid[0] == pytest.approx(1 - expected)
+    turns = [small.turn(0, [1], [2])._replace(calls=answered), small.turn(1, [1], [2])]
+    paid = make_credit(Grpo(), small.team(2))(small.episode(0, turns, [1.0]))
+    assert paid.tolist() == [pytest.approx(-expected), 1]  # the caller's alone
     assert len(answered) == len(calls)
-
-
-def test_calls_without_a_cost_cost_nothing():
-    [box] = load_toolboxes({"solver": ["calculator"]}, "team")
-    assert (box.cost("calculator"), box.cost("unknown")) == (0, 0)
+    [free] = load_toolboxes({"solver": ["calculator"]}, "team")
+    assert (free.cost("calculator"), free.cost("unknown")) == (0, 0)

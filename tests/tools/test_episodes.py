@@ -6,7 +6,6 @@ import json
 import logging
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import small
 from scripted import Scripted, Slow, text
@@ -107,8 +106,8 @@ def test_a_transcript_is_replayed_with_its_answers_and_a_hand_written_line_calls
     assert [call.answer for call in calls_in(called)] == [c.answer for c in calls_in(whole[1])]
 
 
-def call(name="down", verdict="failed", cost=0.0):
-    return AnsweredCall(name, "{}", "error: nobody is there", verdict, 0.5, cost)
+def call(name="down", verdict="failed"):
+    return AnsweredCall(name, "{}", "error: nobody is there", verdict, 0.5, 0.0)
 
 
 class Player:
@@ -135,14 +134,11 @@ def collected(calls, step=0):
 def test_episodes_in_which_a_tool_that_is_down_failed_are_lost_and_no_others():
     found = collected(lambda task: [call()] if task % 4 else [call("note", "ok")])
     assert {e.index % 4 for e in found.episodes} == {0} and found.failed == 6
-    assert find_down(found.calls) == {
-        "down": "6 of 6 calls failed, the last: error: nobody is there"
-    }
-    assert len(found.calls) == 8
+    why = "6 of 6 calls failed, the last: error: nobody is there"
+    assert find_down(found.calls) == {"down": why} and len(found.calls) == 8
+    # half of its calls is not most of them
     mostly = collected(lambda task: [call(), call(verdict="ok")] if task % 4 else [])
-    assert mostly.failed == 0 and not find_down(
-        mostly.calls
-    )  # half of its calls is not most of them
+    assert mostly.failed == 0 and not find_down(mostly.calls)
     wrong = collected(lambda task: [call(verdict="wrong")])
     assert wrong.failed == 0 and len(wrong.episodes) == 8
     with pytest.raises(EpisodesFailed, match="all episodes of the step are lost: tool down is"):
@@ -207,11 +203,3 @@ def test_metrics_count_calls_per_tool_and_agent():
     assert found["agent/solver/tool_wrong"] == 1 and "tool/x/calls" not in found
     assert metrics._of_tools([], team)["tool/down/calls"] == 0
     assert metrics._of_tools([], small.team()) == {}
-
-
-def test_the_cost_of_a_call_is_the_callers():
-    turns = [small.turn(0, [1], [2])._replace(calls=(call(cost=0.25), call(cost=0.25)), index=0)]
-    turns.append(small.turn(1, [1], [2])._replace(index=1))
-    episode = small.episode(0, turns, [1.0])
-    paid = make_credit(Appo(), small.team())(episode)
-    np.testing.assert_array_equal(paid, np.asarray([-0.5, 1.0], np.float32))
