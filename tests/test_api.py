@@ -56,23 +56,16 @@ def test_settings_mean_what_they_mean_on_the_command_line(tmp_path):
     assert built == cli.parse(words.split()) != configure()
 
 
-@pytest.mark.parametrize(
-    ("sources", "sections", "shown"),
-    [
-        ([{"algo.lrr": 1}], {}, "did you mean 'algo.lr'?"),
-        ([], {"run": {"steps": "many"}}, "--run.steps: expected a whole number from 1, got 'many'"),
-        ([], {"run": 3}, "configure: expected settings below 'run', got 3"),
-        (["nowhere.yaml"], {}, "nowhere.yaml"),
-        (
-            [{"run.dir": b"x"}],
-            {},
-            "--run.dir: expected text, a number, true, false or none, got b'x'",
-        ),
-        ([{5: 6}], {}, "unknown setting '5'"),
-        ([{"run.dir": "x" * 300}], {}, "--run.dir: expected a shorter name, got 'xxx"),
-        ([{"lora.targets": {"q"}}], {}, "--lora.targets: expected text"),
-    ],
-)
+@pytest.mark.parametrize(("sources", "sections", "shown"), [
+    ([{"algo.lrr": 1}], {}, "did you mean 'algo.lr'?"),
+    ([], {"run": {"steps": "many"}}, "--run.steps: expected a whole number from 1, got 'many'"),
+    ([], {"run": 3}, "configure: expected settings below 'run', got 3"),
+    (["nowhere.yaml"], {}, "nowhere.yaml"),
+    ([{"run.dir": b"x"}], {}, "--run.dir: expected text, a number, true, false or none, got b'x'"),
+    ([{5: 6}], {}, "unknown setting '5'"),
+    ([{"run.dir": "x" * 300}], {}, "--run.dir: expected a shorter name, got 'xxx"),
+    ([{"lora.targets": {"q"}}], {}, "--lora.targets: expected text"),
+])  # fmt: skip
 def test_wrong_settings_are_one_line(sources, sections, shown):
     with pytest.raises(BadInput) as error:
         marft_jax.configure(*sources, **sections)

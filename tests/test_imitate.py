@@ -215,17 +215,14 @@ def test_every_fault_is_a_line_of_its_own(tmp_path, capsys):
         assert word in found
 
 
-@pytest.mark.parametrize(
-    ("text", "shown"),
-    [
-        ("question,answer\na,b\nc,d\n", ':1: expected {"task"'),
-        ('{"question": "a", "answer": "b"}\n' * 3, ':1: expected {"task": ..., "turns": ['),
-        ('{"messages": [{"role": "user", "content": "a"}]}\n' * 2, ':1: expected {"task": ..., '),
-        ("[1]\n2\n", ":1: expected {"),
-        ('{"task": "a", "turns": [{"agent": "planner"}]}\n', ':1: expected {"task": '),
-        ('{"task": "a", "turns": "abc"}\n' * 30, ":1: expected {"),
-    ],
-)
+@pytest.mark.parametrize(("text", "shown"), [
+    ("question,answer\na,b\nc,d\n", ':1: expected {"task"'),
+    ('{"question": "a", "answer": "b"}\n' * 3, ':1: expected {"task": ..., "turns": ['),
+    ('{"messages": [{"role": "user", "content": "a"}]}\n' * 2, ':1: expected {"task": ..., '),
+    ("[1]\n2\n", ":1: expected {"),
+    ('{"task": "a", "turns": [{"agent": "planner"}]}\n', ':1: expected {"task": '),
+    ('{"task": "a", "turns": "abc"}\n' * 30, ":1: expected {"),
+])  # fmt: skip
 def test_a_file_of_another_kind_is_one_line_before_a_model_is_loaded(
     text, shown, tmp_path, capsys, monkeypatch
 ):
@@ -240,20 +237,14 @@ def test_a_file_of_another_kind_is_one_line_before_a_model_is_loaded(
     )
 
 
-@pytest.mark.parametrize(
-    ("words", "shown"),
-    [
-        ([], "expected --data FILE, or --demonstrations N"),
-        (["--data", "missing.jsonl"], "missing.jsonl: cannot be read"),
-        (["--data", "{empty}"], "expected good demonstrations, got 0 of 0"),
-        (
-            ["--demonstrations", 2, "--algo.clip", 0.1],
-            "--algo.clip: unknown setting",
-        ),
-        (["--demonstrations", 2, "--algo.epohcs", 1], "algo.epohcs"),
-        (["--demonstrations", 2, "--min_reward", 2], "got 0 of 2; see --min_reward"),
-    ],
-)
+@pytest.mark.parametrize(("words", "shown"), [
+    ([], "expected --data FILE, or --demonstrations N"),
+    (["--data", "missing.jsonl"], "missing.jsonl: cannot be read"),
+    (["--data", "{empty}"], "expected good demonstrations, got 0 of 0"),
+    (["--demonstrations", 2, "--algo.clip", 0.1], "--algo.clip: unknown setting"),
+    (["--demonstrations", 2, "--algo.epohcs", 1], "algo.epohcs"),
+    (["--demonstrations", 2, "--min_reward", 2], "got 0 of 2; see --min_reward"),
+])  # fmt: skip
 def test_wrong_input_is_one_line(words, shown, tmp_path, capsys):
     (tmp_path / "empty").write_text("\n")
     words = [str(word).format(empty=tmp_path / "empty") for word in words]
@@ -272,31 +263,17 @@ def test_files_for_training_fit(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("rows", "said"),
-    [
-        (
-            [line(PLAN, ANSWER, task=f"What is {n}?") for n in range(4)],
-            "4 of 4 demonstrations, not graded, ",
-        ),
-        (
-            [line(PLAN, ANSWER, task=f"What is {n}?", reward=0.5) for n in range(4)],
-            "mean reward 0.500, ",
-        ),
-        (
-            [line(PLAN, ANSWER, task=f"What is {n}?", reward=0) for n in range(4)],
-            "mean reward 0.000, ",
-        ),
-        ([line(PLAN, ANSWER, task=n) for n in range(4)], "4 of 4 demonstrations, mean reward 0."),
-        (
-            [
-                line(PLAN, ANSWER, task="a?", reward=1),
-                *(line(PLAN, ANSWER, task=f"{n}?") for n in range(3)),
-            ],
-            "mean reward 1.000 of the 1 that are graded, ",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("rows", "said"), [
+    ([line(PLAN, ANSWER, task=f"What is {n}?") for n in range(4)],
+     "4 of 4 demonstrations, not graded, "),
+    ([line(PLAN, ANSWER, task=f"What is {n}?", reward=0.5) for n in range(4)],
+     "mean reward 0.500, "),
+    ([line(PLAN, ANSWER, task=f"What is {n}?", reward=0) for n in range(4)], "mean reward 0.000, "),
+    ([line(PLAN, ANSWER, task=n) for n in range(4)], "4 of 4 demonstrations, mean reward 0."),
+    ([line(PLAN, ANSWER, task="a?", reward=1),
+     *(line(PLAN, ANSWER, task=f"{n}?") for n in range(3))],
+     "mean reward 1.000 of the 1 that are graded, "),
+])  # fmt: skip
 def test_what_nobody_graded_is_not_said_to_have_earned_nothing(rows, said, tmp_path, capsys):
     (tmp_path / "rows.jsonl").write_text("\n".join(rows))
     flags = ["--data", tmp_path / "rows.jsonl", "--out", tmp_path / "run", "--run.steps", 1]

@@ -38,15 +38,10 @@ PAGE, GUIDE = ROOT / "README.md", ROOT / "marft_jax" / "README.md"
 READMES = [PAGE, GUIDE, ROOT / "scripts" / "README.md", *(r / "README.md" for r in ROOMS)]
 TEXT = "\n\n".join(file.read_text("utf-8") for file in READMES if file.is_file())
 MODULES = {
-    "alone": "verbs.open_policy(",
-    "brief": "def score(text, row)",
-    "flows": "def two_drafts",
-    "parity": "class Parity",
-    "soft_clip": "SOFT = ",
-    "sums": "marft_jax.configure(",
-    "sums_env": "class Digits",
-    "sums_program": "def play(task, client)",
-}
+    "alone": "verbs.open_policy(", "brief": "def score(text, row)", "flows": "def two_drafts",
+    "parity": "class Parity", "soft_clip": "SOFT = ", "sums": "marft_jax.configure(",
+    "sums_env": "class Digits", "sums_program": "def play(task, client)",
+}  # fmt: skip
 """The modules that the snippets are files of, each with what it defines."""
 
 

@@ -27,13 +27,11 @@ STUDY = {
     "about": "try",
     "settings": {"run.steps": 2},
     "seeds": [0, 1],
-    "rows": {
-        "untrained": {"command": "evaluate"},
+    "rows": {"untrained": {"command": "evaluate"},
         "start": {"command": "imitate", "options": {"demonstrations": 9}},
         "team": {"from": "start", "settings": {"algo.name": "grpo"}},
-        "muted": {"command": "evaluate", "from": "team", "evaluate": {"team.workflow": "muted"}},
-    },
-}
+        "muted": {"command": "evaluate", "from": "team", "evaluate": {"team.workflow": "muted"}}},
+}  # fmt: skip
 
 
 @pytest.fixture
@@ -164,25 +162,18 @@ def test_a_run_that_fails_is_told_and_the_others_go_on(study, monkeypatch, tmp_p
     assert "| untrained |" in (tmp_path / "table.md").read_text()
 
 
-@pytest.mark.parametrize(
-    "change, line",
-    [
-        ({"rows": {"a": {"command": "teach"}}}, "row a: command: expected .*, got 'teach'"),
-        ({"rows": {"a": {"from": "b"}, "b": {}}}, "row a: from: expected a row above it, got 'b'"),
-        ({"rows": {"a": {"setting": {}}}}, "row a: expected .*settings, got 'setting'"),
-        ({"row": {}}, "expected .*rows.*, got 'row'"),
-        ({"rows": None}, "expected a study with `rows:`"),
-        ({"rows": {"a, {b}": {}}}, "row a, {b}: expected axes of none, got 'b'"),
-        (
-            {"axes": {"b": {1: {}}}, "rows": {"a, {b}": {}, "a, 1": {}}},
-            "row a, 1: expected one row of this name, got two",
-        ),
-        (
-            {"axes": {"b": {1: {}}}, "rows": {"a": {}, "c": {"from": "a, {b}"}}},
-            "row c: from: expected a row above it, got 'a, {b}'",
-        ),
-    ],
-)
+@pytest.mark.parametrize("change, line", [
+    ({"rows": {"a": {"command": "teach"}}}, "row a: command: expected .*, got 'teach'"),
+    ({"rows": {"a": {"from": "b"}, "b": {}}}, "row a: from: expected a row above it, got 'b'"),
+    ({"rows": {"a": {"setting": {}}}}, "row a: expected .*settings, got 'setting'"),
+    ({"row": {}}, "expected .*rows.*, got 'row'"),
+    ({"rows": None}, "expected a study with `rows:`"),
+    ({"rows": {"a, {b}": {}}}, "row a, {b}: expected axes of none, got 'b'"),
+    ({"axes": {"b": {1: {}}}, "rows": {"a, {b}": {}, "a, 1": {}}},
+     "row a, 1: expected one row of this name, got two"),
+    ({"axes": {"b": {1: {}}}, "rows": {"a": {}, "c": {"from": "a, {b}"}}},
+     "row c: from: expected a row above it, got 'a, {b}'"),
+])  # fmt: skip
 def test_a_study_with_a_fault_is_one_line(study, tmp_path, change, line):
     with pytest.raises(BadInput, match=line):
         study.read(written(tmp_path, STUDY | change))

@@ -149,13 +149,11 @@ def test_a_run_is_not_continued_with_adapters_of_another_shape(finished, capsys)
 OTHERS = {
     "another environment": (["--env.name", "own_sum:Sum"], "--env.name was arithmetic"),
     "another algorithm": (["--algo.name", "tppo"], "--algo.name was appo, is tppo"),
-    "another workflow": (
-        ["--team.workflow", "debate"],
-        "--team.workflow was sequential, is debate",
-    ),
+    "another workflow": (["--team.workflow", "debate"],
+        "--team.workflow was sequential, is debate"),
     "a base of another form": (["--model.quantize", "int8"], "--model.quantize was none, is int8"),
     "another team": (["--team.file", "{tmp}/team.yaml"], "agents was ['planner', 'solver']"),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("what", OTHERS)
@@ -522,16 +520,13 @@ def test_when_too_many_episodes_fail_the_last_finished_step_is_saved(tmp_path, m
     assert moved >= {"config.yaml", "team.yaml", "log.txt", "transcripts", "inputs.json"}
 
 
-@pytest.mark.parametrize(
-    ("flags", "most"),
-    [
-        (["--algo.overlong_buffer", 999], 24),
-        (["--algo.overlong_buffer", 25], 24),
-        (["--algo.overlong_buffer", 9, "--team.max_new_tokens", 8], 8),
-        (["--algo.name", "grpo", "--algo.overlong_buffer", 4096], 24),
-        (["--algo.overlong_buffer", 7, "--team.file", "short.yaml"], 5),
-    ],
-)
+@pytest.mark.parametrize(("flags", "most"), [
+    (["--algo.overlong_buffer", 999], 24),
+    (["--algo.overlong_buffer", 25], 24),
+    (["--algo.overlong_buffer", 9, "--team.max_new_tokens", 8], 8),
+    (["--algo.name", "grpo", "--algo.overlong_buffer", 4096], 24),
+    (["--algo.overlong_buffer", 7, "--team.file", "short.yaml"], 5),
+])  # fmt: skip
 def test_a_length_penalty_of_every_action_is_refused(flags, most, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     short = (
@@ -559,16 +554,13 @@ class Flat:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("reward", "flags", "which"),
-    [
-        ("0.0", [], "all 8 episodes earned 0,"),
-        ("1.0", ["--algo.name", "grpo", "--algo.group_size", 4], "all 8 episodes earned 1,"),
-        ("float(self.seed % 2)", ["--algo.name", "grpo", "--algo.group_size", 2],
-         "in each of 4 groups all samples that are compared earned the same,"),
-        ("float(self.seed % 2)", [], ""),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("reward", "flags", "which"), [
+    ("0.0", [], "all 8 episodes earned 0,"),
+    ("1.0", ["--algo.name", "grpo", "--algo.group_size", 4], "all 8 episodes earned 1,"),
+    ("float(self.seed % 2)", ["--algo.name", "grpo", "--algo.group_size", 2],
+     "in each of 4 groups all samples that are compared earned the same,"),
+    ("float(self.seed % 2)", [], ""),
+])  # fmt: skip
 def test_a_step_without_any_gradient_is_named_once(
     reward, flags, which, tmp_path, monkeypatch, capsys
 ):

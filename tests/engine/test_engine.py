@@ -47,17 +47,13 @@ def texts(completions) -> list[list[int]]:
 # Cached decode equals the full forward pass.
 
 
-@pytest.mark.parametrize(
-    "sampling",
-    [
-        dict(temperature=0.5),
-        dict(temperature=1.0),
-        dict(temperature=1.7),
-        dict(temperature=0.0),
-        dict(temperature=1.3, top_k=7, top_p=0.8, min_p=0.02),
-    ],
-    ids=["cool", "plain", "hot", "greedy", "filtered"],
-)
+@pytest.mark.parametrize("sampling", [
+    dict(temperature=0.5),
+    dict(temperature=1.0),
+    dict(temperature=1.7),
+    dict(temperature=0.0),
+    dict(temperature=1.3, top_k=7, top_p=0.8, min_p=0.02),
+], ids=["cool", "plain", "hot", "greedy", "filtered"])  # fmt: skip
 @pytest.mark.slow
 def test_reported_logprobs_are_those_of_a_full_forward_pass(engine, sampling):
     requests = asks(seed=1, most=44 if sampling["temperature"] == 1 else 28, **sampling)

@@ -61,19 +61,16 @@ def test_a_benchmark_is_read_and_graded_as_itself_whatever_the_run_does_with_its
     assert found.config.env == maths.Settings(data=("rows.csv",), eval_data=source)
 
 
-@pytest.mark.parametrize(
-    "specs, samples, message",
-    [
-        (["math501"], 1, "expected gsm8k, math"),
-        (["gsm8k"], 1, "expected one of gsm8k/test.jsonl"),
-        (["a.jsonl"], 1, "expected --env.name math or code"),
-        (["A.JSONL"], 1, "expected --env.name math or code"),
-        (["arithmetic:4"], 1, "add --eval.temperature"),
-        (["arithmetic"], 2, "add --eval.temperature"),
-        (["arithmetic"], 0, "--samples: expected at least 1"),
-        (["arithmetic", "arithmetic:2@1"], 1, "expected each once"),
-    ],
-)
+@pytest.mark.parametrize("specs, samples, message", [
+    (["math501"], 1, "expected gsm8k, math"),
+    (["gsm8k"], 1, "expected one of gsm8k/test.jsonl"),
+    (["a.jsonl"], 1, "expected --env.name math or code"),
+    (["A.JSONL"], 1, "expected --env.name math or code"),
+    (["arithmetic:4"], 1, "add --eval.temperature"),
+    (["arithmetic"], 2, "add --eval.temperature"),
+    (["arithmetic"], 0, "--samples: expected at least 1"),
+    (["arithmetic", "arithmetic:2@1"], 1, "expected each once"),
+])  # fmt: skip
 def test_specs_that_make_no_sense_are_one_clear_line(tmp_path, specs, samples, message):
     with pytest.raises(BadInput) as error:
         plans(specs, configure(), str(tmp_path), samples, None)

@@ -150,10 +150,8 @@ ERRORS = {
 }
 
 HANGS = {
-    "sleep": sleeping,
-    "spin": spinning,
-    "deadlock": deadlocked,
-}
+    "sleep": sleeping, "spin": spinning, "deadlock": deadlocked,
+}  # fmt: skip
 LATE = "TimeoutError"
 
 

@@ -351,13 +351,10 @@ def test_adapters_that_leave_the_base_as_it_is_load(start, tmp_path):
     assert len(peft.read(tmp_path / "solver").matrices) == 4
 
 
-@pytest.mark.parametrize(
-    "before",
-    [
-        "base_model.model.model.layers", "layers", "base_model.model.language_model.model.layers",
-        "base_model.model.model.language_model.layers", "base_model.model._orig_mod.model.layers",
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("before", [
+    "base_model.model.model.layers", "layers", "base_model.model.language_model.model.layers",
+    "base_model.model.model.language_model.layers", "base_model.model._orig_mod.model.layers",
+])  # fmt: skip
 @pytest.mark.parametrize("name", ["", ".default", ".agent-1"])
 def test_names_of_every_class_and_version_load(before, name, tmp_path):
     write_pair(tmp_path)
