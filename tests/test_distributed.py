@@ -40,12 +40,9 @@ def start(
         "PYTHONPATH": str(Path(__file__).parent.parent),
     }
     return subprocess.Popen(
-        words,
-        env=environment,
-        stdout=log.open("w"),
-        stderr=subprocess.STDOUT,
+        words, env=environment, stdout=log.open("w"), stderr=subprocess.STDOUT,
         preexec_fn=end_with_the_tests,
-    )
+    )  # fmt: skip
 
 
 def end_with_the_tests() -> None:

@@ -389,12 +389,9 @@ def test_greedy_reports_unscaled_logprobs():
 
 def test_filters_are_per_row():
     settings = SlotSampling(
-        np.ones(3, np.float32),
-        np.array([1, 0.5, 1], np.float32),
-        np.array([0, 0, 1], np.int32),
-        np.zeros(3, np.float32),
-        np.ones(3, np.int32),
-    )
+        np.ones(3, np.float32), np.array([1, 0.5, 1], np.float32), np.array([0, 0, 1], np.int32),
+        np.zeros(3, np.float32), np.ones(3, np.int32),
+    )  # fmt: skip
     logprobs = jax.nn.log_softmax(jnp.broadcast_to(jnp.asarray(LOGITS, jnp.float32)[None], (3, 7)))
     assert np.asarray(jax.jit(_kept)(logprobs, settings)).sum(-1).tolist() == [7, 2, 1]
 

@@ -34,20 +34,10 @@ class Family(NamedTuple):
 
 
 def _template(
-    role: str,
-    end: str,
-    call: str,
-    *,
-    first: str = "",
-    between: str = "",
-    last: str = "",
-    tool: str = "",
-    names: str = "{{ m.role }}",
-    strict: bool = False,
-    system: str = "",
-    opens: str = "",
-    ask: str = "",
-) -> str:
+    role: str, end: str, call: str, *, first: str = "", between: str = "", last: str = "",
+    tool: str = "", names: str = "{{ m.role }}", strict: bool = False, system: str = "",
+    opens: str = "", ask: str = "",
+) -> str:  # fmt: skip
     """Writes a chat template.
 
     Args:

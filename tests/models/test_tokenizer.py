@@ -285,17 +285,11 @@ def test_unusable_templates_are_one_clear_line():
 def train(folder, kind: str):
     lines = [*TEXTS[:3], "add 3+5+9 and then 2 more is 19", "numbers 10 20 30; 99 bottles"] * 20
     sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(lines),
-        model_prefix=str(folder / "tokenizer"),
-        vocab_size=310,
-        model_type=kind,
-        byte_fallback=True,
-        split_digits=True,
-        hard_vocab_limit=False,
+        sentence_iterator=iter(lines), model_prefix=str(folder / "tokenizer"), vocab_size=310,
+        model_type=kind, byte_fallback=True, split_digits=True, hard_vocab_limit=False,
         remove_extra_whitespaces=kind == "unigram",
-        normalization_rule_name="nmt_nfkc" if kind == "unigram" else "identity",
-        minloglevel=2,
-    )
+        normalization_rule_name="nmt_nfkc" if kind == "unigram" else "identity", minloglevel=2,
+    )  # fmt: skip
     return sentencepiece.SentencePieceProcessor(model_file=str(folder / "tokenizer.model"))
 
 
