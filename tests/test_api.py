@@ -18,7 +18,6 @@ from marft_jax import cli, plugins
 from marft_jax.cli import configure
 from marft_jax.envs.datasets import load
 from marft_jax.errors import BadInput
-from marft_jax.learning.settings import Grpo
 from marft_jax.settings.config import Config, Run
 from marft_jax.team import Blueprint, Profile, State, Step
 from marft_jax.team.workflows import sequential
@@ -200,12 +199,6 @@ def test_a_run_is_read_as_columns_and_records(tmp_path):
         marft_jax.read_run(tmp_path / "none")
     pandas = pytest.importorskip("pandas")
     assert pandas.DataFrame(columns).shape == (4, len(columns))
-
-
-def test_a_whole_section_may_be_its_dataclass(tmp_path):
-    run, algo = Run(dir=str(tmp_path / "a"), steps=5), Grpo(clip=0.1)
-    built = marft_jax.configure({"run.seed": 3, "algo.lr": 0.5}, run=run, algo=algo)
-    assert (built.run, built.algo) == (run, algo)
 
 
 ROWS = [{"question": f"{n}+1=?", "answer": str(n + 1)} for n in range(8)]

@@ -12,7 +12,7 @@ import yaml
 
 from marft_jax.cli import configure, configure_run, parse, sections
 from marft_jax.envs import base as envs
-from marft_jax.errors import BadInput, exit_with
+from marft_jax.errors import BadInput
 from marft_jax.learning.settings import SETTINGS, Appo
 from marft_jax.settings import config as config_lib
 from marft_jax.settings import setting
@@ -151,13 +151,6 @@ def test_a_type_may_be_a_number_or_a_word():
     read = [configure({"algo.lr": value}).algo.lr for value in ("auto", "1e-3", 0.5)]
     assert read == ["auto", 1e-3, 0.5]
     assert "expected a number from 0 or auto, got 'much'" in refused(["--algo.lr", "much"])
-
-
-def test_bad_input_leaves_with_code_2_and_one_line(capsys):
-    with pytest.raises(SystemExit) as left:
-        exit_with(BadInput("first\n  second"))
-    assert left.value.code == 2
-    assert capsys.readouterr().err == "marft_jax: first second\n"
 
 
 @pytest.mark.slow

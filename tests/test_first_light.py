@@ -52,20 +52,14 @@ def test_a_check_that_raises_is_a_line_that_failed(parity):
 
 
 @pytest.mark.parametrize("kind, flops", [
-    ("NVIDIA A100-SXM4-40GB", 312e12),
-    ("NVIDIA H100 80GB HBM3", 989e12),
     ("NVIDIA H100 PCIe", 756e12),
     ("NVIDIA H200", 989e12),
-    ("NVIDIA L4", 121e12),
     ("NVIDIA L40S", 362e12),
-    ("NVIDIA B200", 2250e12),
-    ("Tesla T4", None),
     ("NVIDIA GeForce RTX 4090", 165e12),
     ("NVIDIA GeForce RTX 4090 Laptop GPU", None),
     ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", None),
     ("TPU v5 lite", 197e12),
     ("TPU v5", 459e12),
-    ("TPU v6 lite", 918e12),
     ("TPU v4", None),
 ])  # fmt: skip
 def test_a_device_is_known_by_its_kind_or_not_at_all(first_light, kind, flops):

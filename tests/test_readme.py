@@ -374,16 +374,3 @@ def test_every_module_that_a_room_names_exists():
         }
         named -= {name for name in named if (ROOT / "marft_jax" / name).exists()}
         assert {name for name in named if not (room / name).exists()} == set(), room
-
-
-def test_nothing_that_runs_hides_in_an_indented_block():
-    prose = re.sub(r"```.*?```", "", TEXT, flags=re.DOTALL)
-    assert re.findall(r"^    .*\b(?:python|pip) .*", prose, re.MULTILINE) == []
-
-
-def test_the_migration_table_has_the_settings_of_both_releases():
-    table = TEXT.partition("## Coming from")[2].partition("\n## ")[0]
-    there = " ".join(row.split("|")[1] for row in table.splitlines() if row.startswith("| "))
-    for name in ("n_rollout_threads", "num_env_steps", "episode_length", "value_loss_coef",
-                 "eps_clip_higher", "c_clip", "adv_norm", "reward_norm"):  # fmt: skip
-        assert f"`{name}`" in there

@@ -15,7 +15,7 @@ import pytest
 import real_bases
 import yaml
 
-from marft_jax import chat, check, cli, evaluate, export, imitate, plan, train
+from marft_jax import chat, cli, evaluate, export, imitate, plan, train
 from marft_jax.cli import unused_settings
 from marft_jax.errors import BadInput
 from marft_jax.extras.gateway.command import open_app
@@ -250,14 +250,6 @@ def test_lengths_that_nobody_gave_are_those_of_each_agents_base(
     start = opened(cli.parse(["--team.file", str(tmp_path / "team.yaml"), *words]))
     assert start.team.contexts == contexts
     assert tuple(s.max_new_tokens for s in start.team.sampling) == longest
-
-
-@pytest.mark.parametrize("kind", [*BASES, "short directory", "short gguf"])
-def test_check_counts_the_tokens_of_every_kind_of_base(kind, bases, tmp_path, capsys):
-    (tmp_path / "rows.csv").write_text("question,answer\nWhat is 2+2?,4\n")
-    with pytest.raises(SystemExit, match="0"):
-        check.main(["--data", str(tmp_path / "rows.csv"), "--base", bases[kind]])
-    assert "1 tasks" in capsys.readouterr().out
 
 
 SMALL = """--run.steps 1 --algo.name grpo --algo.episodes 2 --algo.group_size 2 --run.loggers none

@@ -231,15 +231,6 @@ def test_an_interval_is_of_seeds_and_tasks_and_holds_the_mean(study, successes, 
     assert (least, most) == pytest.approx((low, high), abs=0.02)  # simulated
 
 
-def test_an_interval_of_returns_reaches_beyond_one():
-    from study_report import interval
-
-    middle, least, most = interval([1.2, 1.3], 128, span=(-0.5, 1.5))
-    share = interval([0.85, 0.9], 128)  # the same as shares of that range
-    assert (middle, least, most) == pytest.approx([2 * x - 0.5 for x in share])
-    assert least < 1.2 < 1.3 < most < 1.5
-
-
 def test_a_torn_last_line_of_the_results_is_run_again(study, monkeypatch, tmp_path):
     file = written(tmp_path, STUDY)
     Commands(monkeypatch, study)
@@ -292,16 +283,6 @@ def test_an_untrained_row_plays_the_base_that_the_settings_name(study, monkeypat
     tree = STUDY | {"configs": ["model.yaml"], "rows": {"untrained": {"command": "evaluate"}}}
     run(study, written(tmp_path, tree), tmp_path)
     assert all(flags[flags.index("--base") + 1] == "some/model" for _, flags in commands.calls)
-
-
-def test_where_a_run_fell_back_to_after_it_had_arrived(study):
-    import study_report
-
-    def least(*rewards, reached=2):
-        return study_report._least_after({"reached": reached, "rewards": rewards})
-
-    assert least(0.0, 0.9, 0.9, 0.9, 0.9, 0.9, 0.4, 0.4, 0.4, 1.0, 1.0, 1.0) == "0.60"
-    assert least(0.0, 0.9, 0.5) == "0.70" and least(0.1, reached=None) == "-"
 
 
 def test_a_row_learns_until_it_has_spent_as_much_as_another(study, monkeypatch, tmp_path):

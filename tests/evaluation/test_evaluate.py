@@ -1,6 +1,5 @@
 """Evaluation as a command: benchmarks by name, comparison, and going on after a kill."""
 
-import contextlib
 import dataclasses
 import json
 import time
@@ -16,7 +15,7 @@ from marft_jax.envs import maths
 from marft_jax.errors import BadInput
 from marft_jax.evaluation.benchmarks import BENCHMARKS, plans
 from marft_jax.formats import jsonlines
-from marft_jax.run import evaluating, opening, saved_answers
+from marft_jax.run import evaluating, saved_answers
 from marft_jax.run.models import open_models
 from marft_jax.run.states import restore_state
 from marft_jax.settings.setting import get, replaced, settings, that_decide
@@ -317,20 +316,3 @@ def test_what_is_compared_is_alone_or_not_and_trained_or_not():
     ]
     with pytest.raises(BadInput, match="--limit: expected at least 1, got 0"):
         evaluating.evaluate_team(None, limit=0)
-
-
-@pytest.mark.slow
-def test_slots_are_for_the_tasks_not_for_the_episodes_of_training(tmp_path, monkeypatch):
-    opened, real = [], opening.open_sampler
-
-    @contextlib.contextmanager
-    def opens(*how):
-        with real(*how) as sampler:
-            opened.append(sampler.capabilities.at_once)
-            yield sampler
-
-    monkeypatch.setattr(opening, "open_sampler", opens)
-    for limit, slots in ((6, 4), (3, 64)):
-        flags = ["--limit", limit, "--rollout.slots", slots, "--out", tmp_path / str(limit)]
-        assert run("--algo.episodes", 2, "--team.max_new_tokens", 4, *flags) == 0
-    assert opened == [4, 3]

@@ -232,17 +232,9 @@ def test_logits_are_those_that_transformers_once_computed(variant, tmp_path):
 
 def rope_divisors(head_dim: int) -> np.ndarray:
     """What llama.cpp's converter stores for LLAMA3, from the formula in Llama 3.1's release."""
-    divisors = []
-    for i in range(0, head_dim, 2):
-        wavelength = 2 * np.pi * LLAMA3["rope_theta"] ** (i / head_dim)
-        if wavelength < LLAMA3["original_max_position_embeddings"] / LLAMA3["high_freq_factor"]:
-            divisors.append(1.0)
-        elif wavelength > LLAMA3["original_max_position_embeddings"] / LLAMA3["low_freq_factor"]:
-            divisors.append(LLAMA3["factor"])
-        else:
-            smooth = (LLAMA3["original_max_position_embeddings"] / wavelength - 1.0) / 3.0
-            divisors.append(1 / ((1 - smooth) / LLAMA3["factor"] + smooth))
-    return np.array(divisors, np.float32)
+    wavelength = 2 * np.pi * LLAMA3["rope_theta"] ** (np.arange(0, head_dim, 2) / head_dim)
+    smooth = np.clip((LLAMA3["original_max_position_embeddings"] / wavelength - 1) / 3, 0, 1)
+    return (1 / ((1 - smooth) / LLAMA3["factor"] + smooth)).astype(np.float32)
 
 
 INTERLEAVED = ("llama", "smollm3", "granite")
@@ -341,27 +333,11 @@ def unpermute(rows, heads):
 
 
 @pytest.mark.parametrize(("variant", "kind"), [
-    ("llama", "F32"),
-    ("llama", "F16"),
-    ("llama", "BF16"),
-    ("llama", "Q8_0"),
-    ("llama", "Q4_0"),
-    ("llama", "Q4_1"),
-    ("llama_llama3_rope", "F32"),
-    ("llama_linear_rope", "F32"),
-    ("qwen2", "F32"),
-    ("qwen3", "F32"),
-    ("qwen3_tied_bias", "Q8_0"),
-    ("qwen3_experts_gguf", "Q8_0"),
-    ("gemma3_gguf", "F32"),
-    ("gemma3_gguf", "Q8_0"),
-    ("gemma3_pattern", "F32"),
-    ("gemma2_gguf", "F32"),
-    ("smollm3", "F32"),
-    ("granite", "Q8_0"),
-    ("olmo2", "F32"),
-    ("lfm2", "F32"),
-    ("lfm2_untied", "Q8_0"),
+    *(("llama", kind) for kind in ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1")),
+    ("llama_llama3_rope", "F32"), ("llama_linear_rope", "F32"), ("qwen2", "F32"), ("qwen3", "F32"),
+    ("qwen3_tied_bias", "Q8_0"), ("qwen3_experts_gguf", "Q8_0"), ("gemma3_gguf", "F32"),
+    ("gemma3_gguf", "Q8_0"), ("gemma3_pattern", "F32"), ("gemma2_gguf", "F32"), ("smollm3", "F32"),
+    ("granite", "Q8_0"), ("olmo2", "F32"), ("lfm2", "F32"), ("lfm2_untied", "Q8_0"),
 ])  # fmt: skip
 def test_gguf_gives_the_logits_of_transformers(variant, kind, tmp_path):
     model, tokens = reference(variant), some_tokens()
@@ -382,18 +358,11 @@ def test_rope_divisors_of_another_formula_are_refused(tmp_path):
 
 
 LLAMA = dict(BASE, architectures=["LlamaForCausalLM"])
-MISTRAL: dict[str, object] = {"architectures": ["MistralForCausalLM"]}
-GEMMA3: dict[str, object] = {"architectures": ["Gemma3ForCausalLM"]}
-GEMMA4: dict[str, object] = {"architectures": ["Gemma4ForCausalLM"]}
-GPT_OSS: dict[str, object] = {"architectures": ["GptOssForCausalLM"]}
-GRANITE4: dict[str, object] = {
-    "architectures": ["GraniteMoeHybridForCausalLM"],
-    "layer_types": ["attention"] * 2,
-    "num_local_experts": 0,
-}
-PHI3: dict[str, object] = {"architectures": ["Phi3ForCausalLM"]}
+_NAMES = "Mistral Gemma3 Gemma4 GptOss GraniteMoeHybrid Phi3 SmolLM3".split()
+_KINDS: list[dict[str, object]] = [{"architectures": [f"{name}ForCausalLM"]} for name in _NAMES]
+MISTRAL, GEMMA3, GEMMA4, GPT_OSS, _HYBRID, PHI3, SMOLLM3 = _KINDS
+GRANITE4 = _HYBRID | {"layer_types": ["attention"] * 2, "num_local_experts": 0}
 LONG: dict[str, object] = {"type": "longrope", "factor": 2.0}
-SMOLLM3: dict[str, object] = {"architectures": ["SmolLM3ForCausalLM"]}
 
 
 @pytest.mark.parametrize(("model_type", "name"), [
