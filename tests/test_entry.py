@@ -18,17 +18,7 @@ from rich.console import Console
 
 import marft_jax
 from marft_jax import __main__ as marft
-from marft_jax import (
-    chat,
-    cli,
-    evaluate,
-    export,
-    imitate,
-    plan,
-    plugins,
-    report,
-    train,
-)
+from marft_jax import chat, cli, evaluate, export, imitate, plan, plugins, report, train
 from marft_jax.errors import BadInput, RunFailed, printable
 from marft_jax.learning import checking
 from marft_jax.plugins import load_plugin

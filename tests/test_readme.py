@@ -190,25 +190,16 @@ STORY = [
     ("python -m marft_jax.imitate --out runs/start --demonstrations 200 --run.steps 10", ONE_STEP),
     ("python -m marft_jax.train --lora.init runs/start --run.dir runs/trained", DRY),
     ("python scripts/example_rows.py", []),
-    (
-        "python -m marft_jax.train --env.data rows.csv --env.reward brief:score "
-        "--run.dir runs/brief",
-        ONE_STEP,
-    ),
+    ("python -m marft_jax.train --env.data rows.csv --env.reward brief:score "
+     "--run.dir runs/brief", ONE_STEP),
     ("python -m marft_jax.train --team.file drafts.yaml --run.dir runs/drafts", ONE_STEP),
-    (
-        "python -m marft_jax.train --team.file team.yaml --env.name sums_env:Digits "
-        "--run.dir runs/sums_env",
-        ONE_STEP,
-    ),
+    ("python -m marft_jax.train --team.file team.yaml --env.name sums_env:Digits "
+     "--run.dir runs/sums_env", ONE_STEP),
     ("python -m marft_jax.train --env.name parity:Parity --run.dir runs/parity", DRY),
-    (
-        "python -m marft_jax.train --team.workflow program --env.name sums_program:play "
-        "--run.dir runs/program",
-        ONE_STEP,
-    ),
+    ("python -m marft_jax.train --team.workflow program --env.name sums_program:play "
+     "--run.dir runs/program", ONE_STEP),
     ("python -m marft_jax.check parity:Parity", []),
-]
+]  # fmt: skip
 
 
 @pytest.mark.slow

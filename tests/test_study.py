@@ -293,19 +293,15 @@ def test_a_row_learns_until_it_has_spent_as_much_as_another(study, monkeypatch, 
         plain(self, runner, command, flags, *rest)
         if command == "train":
             run_dir = Path(flags[flags.index("--run.dir") + 1])
-            steps = int(
-                [b for a, b in zip(flags, flags[1:], strict=False) if a == "--run.steps"][-1]
-            )
+            given = [b for a, b in zip(flags, flags[1:], strict=False) if a == "--run.steps"]
+            steps = int(given[-1])
             alone = run_dir.name.startswith("alone")
             step = {"reward/mean": 0.5, "tokens/action": 10 if alone else 20, "tokens/prompt": 30}
             (run_dir / "metrics.jsonl").write_text(f"{json.dumps(step)}\n" * steps)
 
     monkeypatch.setattr(Commands, "call", call)
-    rows = {
-        "team": {},
-        "alone": {"match": {"tokens": "team"}},
-        "alike": {"match": {"compute": "team"}},
-    }
+    alone, alike = ({"match": {what: "team"}} for what in ("tokens", "compute"))
+    rows = {"team": {}, "alone": alone, "alike": alike}
     tree = STUDY | {"seeds": [0], "settings": {"run.steps": 4}, "rows": rows}
     run(study, written(tmp_path, tree), tmp_path, "--only", "team")
     [team] = {Path(flags[flags.index("--run.dir") + 1]) for _, flags in commands.calls
@@ -372,9 +368,8 @@ def test_a_worker_answers_each_command_with_its_exit_code(repository, tmp_path):
     log = str(tmp_path / "log")
     asked = [json.dumps(["plan", ["--help"], log]), json.dumps(["nothing", [], log])]
     worker = [sys.executable, str(repository / "scripts" / "study_worker.py")]
-    answers = subprocess.run(
-        worker, input="\n".join(asked), capture_output=True, text=True, cwd=repository
-    )
+    how = {"capture_output": True, "text": True, "cwd": repository}
+    answers = subprocess.run(worker, input="\n".join(asked), **how)
     assert answers.stdout.split() == ["0", "1"]
     assert "usage" in Path(log).read_text() and "No module named" in Path(log).read_text()
 

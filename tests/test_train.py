@@ -350,6 +350,7 @@ def test_chat_shows_who_said_what(finished, capsys, monkeypatch, tmp_path):
 
 TEAM_WITHOUT_ANSWER = "agents: [{name: a, prompt: p}]"
 WRONG = {
+    "an unknown algorithm": (["--algo.name", "ppo"], "appo"),
     "an unknown environment": (["--env.name", "chess"], "arithmetic"),
     "an unknown workflow": (["--team.workflow", "ring"], "sequential"),
     "a missing model": (["--model.base", "/nowhere/model.gguf"], "/nowhere/model.gguf"),

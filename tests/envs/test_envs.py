@@ -283,9 +283,7 @@ def test_options_and_levels_of_difficulty_go_together(own):
     ("sise=3", "takes path, size, share, words, twice, got 'sise=3'"),
     ("split=eval", "takes path, size, share, words, twice, got 'split=eval'"),
     ("size=big", "takes size=3 or another int, got 'size=big'"),
-    ("size=2.5", "takes size=3 or another int, got 'size=2.5'"),
     ("size=true", "takes size=3 or another int, got 'size=true'"),
-    ("twice=3", "takes twice=false or another bool, got 'twice=3'"),
     ("share=half", "takes share=0.5 or another float, got 'share=half'"),
 ])  # fmt: skip
 def test_a_wrong_option_of_a_users_class_is_one_clear_line(own, option, message):
@@ -310,7 +308,6 @@ def test_a_users_class_without_options_takes_none(own):
     ("own_envs:Short", "step: expected a function of (self, turns), got one of (self) ("),
     ("own_envs:Seedless", "reset: expected a function of (self, seed), got one of (self) ("),
     ("own_envs:Half", "own_envs:Half: step: expected a function of (self, turns), got None"),
-    ("own_envs:shy", "missing a required argument: 'task'; give"),
     ("own_envs:shy", "; an agent program is a function of (task, client)"),
     ("nowhere.at_all:Env", "cannot import nowhere.at_all"),
     ("broken_envs:Env", "no_such_thing"),

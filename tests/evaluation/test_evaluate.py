@@ -305,14 +305,6 @@ def test_where_no_agent_acts_alone_the_team_is_compared_with_itself(workflow, en
     ]
 
 
-def test_what_is_compared_is_alone_or_not_and_trained_or_not():
-    """In the order of the table; a file of answers belongs to one of them."""
-    compared = [(v.name, v.alone, v.trained) for v in (*evaluating.UNTRAINED, *evaluating.TRAINED)]
-    assert compared == [
-        ("base model", True, False),
-        ("team without adapters", False, False),
-        ("single agent", True, True),
-        ("team", False, True),
-    ]
+def test_an_evaluation_of_no_task_is_refused():
     with pytest.raises(BadInput, match="--limit: expected at least 1, got 0"):
         evaluating.evaluate_team(None, limit=0)

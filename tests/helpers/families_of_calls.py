@@ -321,8 +321,5 @@ def sampled(tokenizer: Tokenizer, before: str, held: str, after: str) -> list[in
 
 
 def call_of(name: str, arguments: dict) -> dict:
-    return {
-        "id": "call00000",
-        "type": "function",
-        "function": {"name": name, "arguments": arguments},
-    }
+    function = {"name": name, "arguments": arguments}
+    return {"id": "call00000", "type": "function", "function": function}

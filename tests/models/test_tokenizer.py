@@ -30,12 +30,8 @@ TEXTS = (
 def test_bytes_spell_roles_and_turns():
     tok = ByteTokenizer()
     assert tok.chat([SYSTEM, USER]) == [258, *b"plan", 259, *b"3+5=?", 260]
-    assert tok.chat([USER, ASSISTANT, USER]) == [
-        *[259, *b"3+5=?"],
-        *[260, *b"8", 257],
-        *[259, *b"3+5=?"],
-        260,
-    ]
+    asked = [259, *b"3+5=?"]
+    assert tok.chat([USER, ASSISTANT, USER]) == [*asked, 260, *b"8", 257, *asked, 260]
     assert tok.decode([*"é8".encode(), 257, 256, 258]) == "é8"
     assert tok.decode([0xC3]) == "\ufffd"  # a sampled, broken character is still text
     assert max(tok.chat([SYSTEM, USER, ASSISTANT])) < tok.vocab_size
