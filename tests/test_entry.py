@@ -18,17 +18,7 @@ from rich.console import Console
 
 import marft_jax
 from marft_jax import __main__ as marft
-from marft_jax import (
-    chat,
-    cli,
-    evaluate,
-    export,
-    imitate,
-    plan,
-    plugins,
-    report,
-    train,
-)
+from marft_jax import chat, cli, evaluate, export, imitate, plan, plugins, report, train
 from marft_jax.errors import BadInput, RunFailed, printable
 from marft_jax.learning import checking
 from marft_jax.plugins import load_plugin
@@ -68,17 +58,14 @@ def left_with(capsys, main, *argv) -> tuple[int, str]:
     return left.value.code, lines[0]  # type: ignore[return-value]
 
 
-@pytest.mark.parametrize(
-    ("error", "code", "shown"),
-    [
-        (BadInput("first\n  second"), 2, "first second"),
-        (RunFailed("the disk is full"), 1, "the disk is full"),
-        (KeyboardInterrupt(), 130, "interrupted"),
-        (OSError(errno.ENOSPC, "No space left on device"), 1, "No space left on device"),
-        (PermissionError(errno.EACCES, "Permission denied", "/x/y"), 1, "/x/y: cannot be"),
-        (BadInput(ESCAPES), 2, "\\x1b]52"),
-    ],
-)
+@pytest.mark.parametrize(("error", "code", "shown"), [
+    (BadInput("first\n  second"), 2, "first second"),
+    (RunFailed("the disk is full"), 1, "the disk is full"),
+    (KeyboardInterrupt(), 130, "interrupted"),
+    (OSError(errno.ENOSPC, "No space left on device"), 1, "No space left on device"),
+    (PermissionError(errno.EACCES, "Permission denied", "/x/y"), 1, "/x/y: cannot be"),
+    (BadInput(ESCAPES), 2, "\\x1b]52"),
+])  # fmt: skip
 def test_a_fault_is_one_line_and_an_exit_code(error, code, shown, capsys):
     def main(argv):
         with cli.boundary():
@@ -114,21 +101,15 @@ def test_a_fault_of_ours_keeps_its_traceback():
         raise KeyError("ours")
 
 
-@pytest.mark.parametrize(
-    ("code", "shown", "line"),
-    [
-        ("import sys\n\nsys.exit(0)", "SystemExit: 0", 3),
-        ("x = 1\n1 / 0", "ZeroDivisionError: division by zero", 2),
-        ("x = (", "SyntaxError", 1),
-        ("import not_there_at_all", "ModuleNotFoundError", 1),
-        (
-            "class E(Exception):\n    def __str__(self): 1 / 0\nraise E",
-            "E: it cannot say what it is",
-            3,
-        ),
-        ("x = 1", "has no 'thing'", 0),
-    ],
-)
+@pytest.mark.parametrize(("code", "shown", "line"), [
+    ("import sys\n\nsys.exit(0)", "SystemExit: 0", 3),
+    ("x = 1\n1 / 0", "ZeroDivisionError: division by zero", 2),
+    ("x = (", "SyntaxError", 1),
+    ("import not_there_at_all", "ModuleNotFoundError", 1),
+    ("class E(Exception):\n    def __str__(self): 1 / 0\nraise E", "E: it cannot say what it is",
+     3),
+    ("x = 1", "has no 'thing'", 0),
+])  # fmt: skip
 def test_a_users_module_that_fails_is_one_line_with_its_place(mine, code, shown, line):
     name = mine(f"failing_{abs(hash(code))}", code)
     with pytest.raises(BadInput) as caught:

@@ -19,10 +19,8 @@ from marft_jax.types import MAIN
 
 CONFIGS = Path(__file__).parent.parent / "configs"
 TEAMS = {
-    2: "planner_solver",
-    3: "planner_solver_verifier",
-    4: "planner_solver_reflector_verifier",
-}
+    2: "planner_solver", 3: "planner_solver_verifier", 4: "planner_solver_reflector_verifier",
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("anonymous", ["false", "true"])

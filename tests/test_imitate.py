@@ -47,19 +47,8 @@ def line(*turns: tuple[str, str], **more: object) -> str:
 def finished(tmp_path_factory) -> Path:
     """Four uninterrupted steps over twelve demonstrations."""
     run = tmp_path_factory.mktemp("runs") / "start"
-    unread = ["--guard.max_kl", 5]
-    assert (
-        imitated("--out", run, "--demonstrations", 12, "--run.steps", 4, *EVALUATED, *unread) == 0
-    )
+    assert imitated("--out", run, "--demonstrations", 12, "--run.steps", 4, *EVALUATED) == 0
     return run
-
-
-@pytest.mark.slow
-def test_a_setting_of_samples_is_named_once_in_the_log(finished):
-    [line] = [x for x in (finished / "log.txt").read_text().splitlines() if "WARNING" in x]
-    assert line.endswith(
-        "this run does not read --guard.max_kl 5.0 (it needs --algo.name not imitation)"
-    )
 
 
 @pytest.mark.slow
@@ -70,14 +59,6 @@ def test_the_loss_of_every_agent_falls(finished):
         assert losses[-1] < 0.7 * losses[0]
     assert rows[0]["reward/mean"] == 1.0 and "eval/arithmetic/accuracy" in rows[3]
     assert "loss 0." in (finished / "log.txt").read_text()
-
-
-@pytest.mark.slow
-def test_metrics_are_none_of_sampling(finished):
-    names = set(lines_of(finished)[0])
-    assert {"agent/solver/loss", "agent/solver/heldout_loss"} <= names
-    sampled = {"time/rollout_s", "throughput/action_tokens_per_s", "agent/solver/approx_kl"}
-    assert not sampled & names
 
 
 def test_the_loss_is_the_cross_entropy_of_recorded_tokens_whatever_was_earned():
@@ -108,13 +89,11 @@ def test_one_demonstration_of_ten_is_measured_and_not_learned_from(finished):
     log = (finished / "log.txt").read_text()
     assert "12 of 12 demonstrations, mean reward 1.000, 1 held out; a step learns from 8 in " in log
     assert "in 2 x 1 optimiser steps" in log
-    shown = [
-        json.loads(x)["task"] for x in (finished / "transcripts/4.jsonl").read_text().splitlines()
-    ]
-    demonstrated = [
-        json.loads(x)["task"] for x in (finished / "demonstrations.jsonl").read_text().splitlines()
-    ]
-    assert set(shown) < set(demonstrated)
+    shown, demonstrated = (
+        {json.loads(line)["task"] for line in (finished / name).read_text().splitlines()}
+        for name in ("transcripts/4.jsonl", "demonstrations.jsonl")
+    )
+    assert shown < demonstrated
 
 
 @pytest.mark.slow
@@ -215,17 +194,14 @@ def test_every_fault_is_a_line_of_its_own(tmp_path, capsys):
         assert word in found
 
 
-@pytest.mark.parametrize(
-    ("text", "shown"),
-    [
-        ("question,answer\na,b\nc,d\n", ':1: expected {"task"'),
-        ('{"question": "a", "answer": "b"}\n' * 3, ':1: expected {"task": ..., "turns": ['),
-        ('{"messages": [{"role": "user", "content": "a"}]}\n' * 2, ':1: expected {"task": ..., '),
-        ("[1]\n2\n", ":1: expected {"),
-        ('{"task": "a", "turns": [{"agent": "planner"}]}\n', ':1: expected {"task": '),
-        ('{"task": "a", "turns": "abc"}\n' * 30, ":1: expected {"),
-    ],
-)
+@pytest.mark.parametrize(("text", "shown"), [
+    ("question,answer\na,b\nc,d\n", ':1: expected {"task"'),
+    ('{"question": "a", "answer": "b"}\n' * 3, ':1: expected {"task": ..., "turns": ['),
+    ('{"messages": [{"role": "user", "content": "a"}]}\n' * 2, ':1: expected {"task": ..., '),
+    ("[1]\n2\n", ":1: expected {"),
+    ('{"task": "a", "turns": [{"agent": "planner"}]}\n', ':1: expected {"task": '),
+    ('{"task": "a", "turns": "abc"}\n' * 30, ":1: expected {"),
+])  # fmt: skip
 def test_a_file_of_another_kind_is_one_line_before_a_model_is_loaded(
     text, shown, tmp_path, capsys, monkeypatch
 ):
@@ -240,20 +216,14 @@ def test_a_file_of_another_kind_is_one_line_before_a_model_is_loaded(
     )
 
 
-@pytest.mark.parametrize(
-    ("words", "shown"),
-    [
-        ([], "expected --data FILE, or --demonstrations N"),
-        (["--data", "missing.jsonl"], "missing.jsonl: cannot be read"),
-        (["--data", "{empty}"], "expected good demonstrations, got 0 of 0"),
-        (
-            ["--demonstrations", 2, "--algo.clip", 0.1],
-            "--algo.clip: unknown setting",
-        ),
-        (["--demonstrations", 2, "--algo.epohcs", 1], "algo.epohcs"),
-        (["--demonstrations", 2, "--min_reward", 2], "got 0 of 2; see --min_reward"),
-    ],
-)
+@pytest.mark.parametrize(("words", "shown"), [
+    ([], "expected --data FILE, or --demonstrations N"),
+    (["--data", "missing.jsonl"], "missing.jsonl: cannot be read"),
+    (["--data", "{empty}"], "expected good demonstrations, got 0 of 0"),
+    (["--demonstrations", 2, "--algo.clip", 0.1], "--algo.clip: unknown setting"),
+    (["--demonstrations", 2, "--algo.epohcs", 1], "algo.epohcs"),
+    (["--demonstrations", 2, "--min_reward", 2], "got 0 of 2; see --min_reward"),
+])  # fmt: skip
 def test_wrong_input_is_one_line(words, shown, tmp_path, capsys):
     (tmp_path / "empty").write_text("\n")
     words = [str(word).format(empty=tmp_path / "empty") for word in words]
@@ -272,31 +242,17 @@ def test_files_for_training_fit(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("rows", "said"),
-    [
-        (
-            [line(PLAN, ANSWER, task=f"What is {n}?") for n in range(4)],
-            "4 of 4 demonstrations, not graded, ",
-        ),
-        (
-            [line(PLAN, ANSWER, task=f"What is {n}?", reward=0.5) for n in range(4)],
-            "mean reward 0.500, ",
-        ),
-        (
-            [line(PLAN, ANSWER, task=f"What is {n}?", reward=0) for n in range(4)],
-            "mean reward 0.000, ",
-        ),
-        ([line(PLAN, ANSWER, task=n) for n in range(4)], "4 of 4 demonstrations, mean reward 0."),
-        (
-            [
-                line(PLAN, ANSWER, task="a?", reward=1),
-                *(line(PLAN, ANSWER, task=f"{n}?") for n in range(3)),
-            ],
-            "mean reward 1.000 of the 1 that are graded, ",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("rows", "said"), [
+    ([line(PLAN, ANSWER, task=f"What is {n}?") for n in range(4)],
+     "4 of 4 demonstrations, not graded, "),
+    ([line(PLAN, ANSWER, task=f"What is {n}?", reward=0.5) for n in range(4)],
+     "mean reward 0.500, "),
+    ([line(PLAN, ANSWER, task=f"What is {n}?", reward=0) for n in range(4)], "mean reward 0.000, "),
+    ([line(PLAN, ANSWER, task=n) for n in range(4)], "4 of 4 demonstrations, mean reward 0."),
+    ([line(PLAN, ANSWER, task="a?", reward=1),
+     *(line(PLAN, ANSWER, task=f"{n}?") for n in range(3))],
+     "mean reward 1.000 of the 1 that are graded, "),
+])  # fmt: skip
 def test_what_nobody_graded_is_not_said_to_have_earned_nothing(rows, said, tmp_path, capsys):
     (tmp_path / "rows.jsonl").write_text("\n".join(rows))
     flags = ["--data", tmp_path / "rows.jsonl", "--out", tmp_path / "run", "--run.steps", 1]

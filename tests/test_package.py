@@ -41,14 +41,11 @@ PARSE = "from marft_jax import cli; cli.parse({})"
 READ = "'--critic.lr 1 --eval.every 2 --eval.benchmarks math500 --algo.name tppo'.split()"
 
 
-@pytest.mark.parametrize(
-    "done",
-    [
-        "import marft_jax.run.reporters",
-        PARSE.format("[]"),
-        PARSE.format(READ),
-    ],
-)
+@pytest.mark.parametrize("done", [
+    "import marft_jax.run.reporters",
+    PARSE.format("[]"),
+    PARSE.format(READ),
+])  # fmt: skip
 def test_light_work_does_not_import_a_heavy_library(done, repository):
     code = f"import sys; {done}; print({{'jax', 'torch', 'tensorboardX'}} & set(sys.modules))"
     command = [sys.executable, "-c", code]
@@ -84,9 +81,7 @@ def test_tests_see_eight_devices_and_strict_broadcasting():
 
 def test_imports_go_one_way(repository):
     command = [
-        sys.executable,
-        "-c",
-        "from importlinter.cli import lint_imports_command as run; run()",
-    ]
+        sys.executable, "-c", "from importlinter.cli import lint_imports_command as run; run()",
+    ]  # fmt: skip
     done = subprocess.run(command, cwd=repository, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout

@@ -15,7 +15,7 @@ import pytest
 import real_bases
 import yaml
 
-from marft_jax import chat, check, cli, evaluate, export, imitate, plan, train
+from marft_jax import chat, cli, evaluate, export, imitate, plan, train
 from marft_jax.cli import unused_settings
 from marft_jax.errors import BadInput
 from marft_jax.extras.gateway.command import open_app
@@ -196,25 +196,17 @@ agents: [{{name: a, base: other}}, {{name: b, answers: true}}]
 
 
 @pytest.mark.parametrize("kind", ["directory", "gguf"])
-@pytest.mark.parametrize(
-    ("flags", "fault"),
-    [
-        (["--model.context", "201"], "--model.context: expected at most 200, .*, got 201"),
-        (["--model.context", "100000"], "--model.context: expected at most 200, .*, got 100000"),
-        (["--model.context", "1024"], "--model.context: expected at most 200, .*, got 1024"),
-        (["--model.context", "200", "--team.max_new_tokens", "200"], "less than .* 200, got 200"),
-        (
-            ["--team.max_new_tokens", "250"],
-            "'planner': max_new_tokens: expected less than 200, .* 250",
-        ),
-        (["--team.file", "own.yaml"], "'b': max_new_tokens: expected less than 200, .* got 300"),
-        (["--team.file", "two.yaml"], "bases: other: context: expected at most 200, .* got 300"),
-        (
-            ["--team.file", "one.yaml", "--model.base", "tiny", "--model.context", "1000"],
-            "bases: other: context: expected at most 200, .* got 1000",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("flags", "fault"), [
+    (["--model.context", "201"], "--model.context: expected at most 200, .*, got 201"),
+    (["--model.context", "100000"], "--model.context: expected at most 200, .*, got 100000"),
+    (["--model.context", "1024"], "--model.context: expected at most 200, .*, got 1024"),
+    (["--model.context", "200", "--team.max_new_tokens", "200"], "less than .* 200, got 200"),
+    (["--team.max_new_tokens", "250"], "'planner': max_new_tokens: expected less than 200, .* 250"),
+    (["--team.file", "own.yaml"], "'b': max_new_tokens: expected less than 200, .* got 300"),
+    (["--team.file", "two.yaml"], "bases: other: context: expected at most 200, .* got 300"),
+    (["--team.file", "one.yaml", "--model.base", "tiny", "--model.context", "1000"],
+     "bases: other: context: expected at most 200, .* got 1000"),
+])  # fmt: skip
 def test_a_length_that_the_base_lacks_is_refused(flags, fault, kind, bases, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     short = bases[f"short {kind}"]
@@ -242,17 +234,14 @@ def test_a_context_is_refused_before_weights_are_read(bases, monkeypatch):
         opened(cli.parse(["--model.base", bases["short directory"], "--model.context", "201"]))
 
 
-@pytest.mark.parametrize(
-    ("flags", "contexts", "longest"),
-    [
-        (["--model.base", "{long}"], (200, 1024), (50, 256)),
-        (["--model.base", "{long}", "--team.max_new_tokens", "30"], (200, 1024), (30, 30)),
-        (["--model.base", "{short}"], (200, 200), (50, 50)),
-        (["--model.base", "tiny"], (200, 256), (24, 24)),
-        (["--model.base", "tiny", "--model.context", "20"], (20, 20), (5, 5)),
-        (["--model.base", "{long}", "--model.context", "120"], (120, 120), (30, 30)),
-    ],
-)
+@pytest.mark.parametrize(("flags", "contexts", "longest"), [
+    (["--model.base", "{long}"], (200, 1024), (50, 256)),
+    (["--model.base", "{long}", "--team.max_new_tokens", "30"], (200, 1024), (30, 30)),
+    (["--model.base", "{short}"], (200, 200), (50, 50)),
+    (["--model.base", "tiny"], (200, 256), (24, 24)),
+    (["--model.base", "tiny", "--model.context", "20"], (20, 20), (5, 5)),
+    (["--model.base", "{long}", "--model.context", "120"], (120, 120), (30, 30)),
+])  # fmt: skip
 def test_lengths_that_nobody_gave_are_those_of_each_agents_base(
     flags, contexts, longest, bases, tmp_path
 ):
@@ -261,14 +250,6 @@ def test_lengths_that_nobody_gave_are_those_of_each_agents_base(
     start = opened(cli.parse(["--team.file", str(tmp_path / "team.yaml"), *words]))
     assert start.team.contexts == contexts
     assert tuple(s.max_new_tokens for s in start.team.sampling) == longest
-
-
-@pytest.mark.parametrize("kind", [*BASES, "short directory", "short gguf"])
-def test_check_counts_the_tokens_of_every_kind_of_base(kind, bases, tmp_path, capsys):
-    (tmp_path / "rows.csv").write_text("question,answer\nWhat is 2+2?,4\n")
-    with pytest.raises(SystemExit, match="0"):
-        check.main(["--data", str(tmp_path / "rows.csv"), "--base", bases[kind]])
-    assert "1 tasks" in capsys.readouterr().out
 
 
 SMALL = """--run.steps 1 --algo.name grpo --algo.episodes 2 --algo.group_size 2 --run.loggers none

@@ -27,13 +27,11 @@ STUDY = {
     "about": "try",
     "settings": {"run.steps": 2},
     "seeds": [0, 1],
-    "rows": {
-        "untrained": {"command": "evaluate"},
+    "rows": {"untrained": {"command": "evaluate"},
         "start": {"command": "imitate", "options": {"demonstrations": 9}},
         "team": {"from": "start", "settings": {"algo.name": "grpo"}},
-        "muted": {"command": "evaluate", "from": "team", "evaluate": {"team.workflow": "muted"}},
-    },
-}
+        "muted": {"command": "evaluate", "from": "team", "evaluate": {"team.workflow": "muted"}}},
+}  # fmt: skip
 
 
 @pytest.fixture
@@ -164,25 +162,18 @@ def test_a_run_that_fails_is_told_and_the_others_go_on(study, monkeypatch, tmp_p
     assert "| untrained |" in (tmp_path / "table.md").read_text()
 
 
-@pytest.mark.parametrize(
-    "change, line",
-    [
-        ({"rows": {"a": {"command": "teach"}}}, "row a: command: expected .*, got 'teach'"),
-        ({"rows": {"a": {"from": "b"}, "b": {}}}, "row a: from: expected a row above it, got 'b'"),
-        ({"rows": {"a": {"setting": {}}}}, "row a: expected .*settings, got 'setting'"),
-        ({"row": {}}, "expected .*rows.*, got 'row'"),
-        ({"rows": None}, "expected a study with `rows:`"),
-        ({"rows": {"a, {b}": {}}}, "row a, {b}: expected axes of none, got 'b'"),
-        (
-            {"axes": {"b": {1: {}}}, "rows": {"a, {b}": {}, "a, 1": {}}},
-            "row a, 1: expected one row of this name, got two",
-        ),
-        (
-            {"axes": {"b": {1: {}}}, "rows": {"a": {}, "c": {"from": "a, {b}"}}},
-            "row c: from: expected a row above it, got 'a, {b}'",
-        ),
-    ],
-)
+@pytest.mark.parametrize("change, line", [
+    ({"rows": {"a": {"command": "teach"}}}, "row a: command: expected .*, got 'teach'"),
+    ({"rows": {"a": {"from": "b"}, "b": {}}}, "row a: from: expected a row above it, got 'b'"),
+    ({"rows": {"a": {"setting": {}}}}, "row a: expected .*settings, got 'setting'"),
+    ({"row": {}}, "expected .*rows.*, got 'row'"),
+    ({"rows": None}, "expected a study with `rows:`"),
+    ({"rows": {"a, {b}": {}}}, "row a, {b}: expected axes of none, got 'b'"),
+    ({"axes": {"b": {1: {}}}, "rows": {"a, {b}": {}, "a, 1": {}}},
+     "row a, 1: expected one row of this name, got two"),
+    ({"axes": {"b": {1: {}}}, "rows": {"a": {}, "c": {"from": "a, {b}"}}},
+     "row c: from: expected a row above it, got 'a, {b}'"),
+])  # fmt: skip
 def test_a_study_with_a_fault_is_one_line(study, tmp_path, change, line):
     with pytest.raises(BadInput, match=line):
         study.read(written(tmp_path, STUDY | change))
@@ -240,15 +231,6 @@ def test_an_interval_is_of_seeds_and_tasks_and_holds_the_mean(study, successes, 
     assert (least, most) == pytest.approx((low, high), abs=0.02)  # simulated
 
 
-def test_an_interval_of_returns_reaches_beyond_one():
-    from study_report import interval
-
-    middle, least, most = interval([1.2, 1.3], 128, span=(-0.5, 1.5))
-    share = interval([0.85, 0.9], 128)  # the same as shares of that range
-    assert (middle, least, most) == pytest.approx([2 * x - 0.5 for x in share])
-    assert least < 1.2 < 1.3 < most < 1.5
-
-
 def test_a_torn_last_line_of_the_results_is_run_again(study, monkeypatch, tmp_path):
     file = written(tmp_path, STUDY)
     Commands(monkeypatch, study)
@@ -303,16 +285,6 @@ def test_an_untrained_row_plays_the_base_that_the_settings_name(study, monkeypat
     assert all(flags[flags.index("--base") + 1] == "some/model" for _, flags in commands.calls)
 
 
-def test_where_a_run_fell_back_to_after_it_had_arrived(study):
-    import study_report
-
-    def least(*rewards, reached=2):
-        return study_report._least_after({"reached": reached, "rewards": rewards})
-
-    assert least(0.0, 0.9, 0.9, 0.9, 0.9, 0.9, 0.4, 0.4, 0.4, 1.0, 1.0, 1.0) == "0.60"
-    assert least(0.0, 0.9, 0.5) == "0.70" and least(0.1, reached=None) == "-"
-
-
 def test_a_row_learns_until_it_has_spent_as_much_as_another(study, monkeypatch, tmp_path):
     commands = Commands(monkeypatch, study)
     plain = Commands.call
@@ -321,19 +293,15 @@ def test_a_row_learns_until_it_has_spent_as_much_as_another(study, monkeypatch, 
         plain(self, runner, command, flags, *rest)
         if command == "train":
             run_dir = Path(flags[flags.index("--run.dir") + 1])
-            steps = int(
-                [b for a, b in zip(flags, flags[1:], strict=False) if a == "--run.steps"][-1]
-            )
+            given = [b for a, b in zip(flags, flags[1:], strict=False) if a == "--run.steps"]
+            steps = int(given[-1])
             alone = run_dir.name.startswith("alone")
             step = {"reward/mean": 0.5, "tokens/action": 10 if alone else 20, "tokens/prompt": 30}
             (run_dir / "metrics.jsonl").write_text(f"{json.dumps(step)}\n" * steps)
 
     monkeypatch.setattr(Commands, "call", call)
-    rows = {
-        "team": {},
-        "alone": {"match": {"tokens": "team"}},
-        "alike": {"match": {"compute": "team"}},
-    }
+    alone, alike = ({"match": {what: "team"}} for what in ("tokens", "compute"))
+    rows = {"team": {}, "alone": alone, "alike": alike}
     tree = STUDY | {"seeds": [0], "settings": {"run.steps": 4}, "rows": rows}
     run(study, written(tmp_path, tree), tmp_path, "--only", "team")
     [team] = {Path(flags[flags.index("--run.dir") + 1]) for _, flags in commands.calls
@@ -400,9 +368,8 @@ def test_a_worker_answers_each_command_with_its_exit_code(repository, tmp_path):
     log = str(tmp_path / "log")
     asked = [json.dumps(["plan", ["--help"], log]), json.dumps(["nothing", [], log])]
     worker = [sys.executable, str(repository / "scripts" / "study_worker.py")]
-    answers = subprocess.run(
-        worker, input="\n".join(asked), capture_output=True, text=True, cwd=repository
-    )
+    how = {"capture_output": True, "text": True, "cwd": repository}
+    answers = subprocess.run(worker, input="\n".join(asked), **how)
     assert answers.stdout.split() == ["0", "1"]
     assert "usage" in Path(log).read_text() and "No module named" in Path(log).read_text()
 

@@ -70,14 +70,6 @@ def test_metrics_have_the_documented_names(finished, repository):
 
 
 @pytest.mark.slow
-def test_the_log_has_the_lines_of_the_steps_and_of_evaluations(finished):
-    log = (finished / "log.txt").read_text()
-    assert "compiling ... (step 1" in log
-    assert re.search(r"INFO step 4/4  reward \d\.\d+  kl .*  cut \d+%  ", log)
-    assert re.search(r"INFO step 2: arithmetic: accuracy \d\.\d+ \(0\.\d+ to ", log)
-
-
-@pytest.mark.slow
 def test_what_is_compiled_is_counted_and_soon_all_is(finished, tmp_path):
     rows = [json.loads(line) for line in (finished / "metrics.jsonl").read_text().splitlines()]
     assert rows[-1]["device/compiled"] == 0
@@ -149,13 +141,11 @@ def test_a_run_is_not_continued_with_adapters_of_another_shape(finished, capsys)
 OTHERS = {
     "another environment": (["--env.name", "own_sum:Sum"], "--env.name was arithmetic"),
     "another algorithm": (["--algo.name", "tppo"], "--algo.name was appo, is tppo"),
-    "another workflow": (
-        ["--team.workflow", "debate"],
-        "--team.workflow was sequential, is debate",
-    ),
+    "another workflow": (["--team.workflow", "debate"],
+        "--team.workflow was sequential, is debate"),
     "a base of another form": (["--model.quantize", "int8"], "--model.quantize was none, is int8"),
     "another team": (["--team.file", "{tmp}/team.yaml"], "agents was ['planner', 'solver']"),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("what", OTHERS)
@@ -360,10 +350,6 @@ def test_chat_shows_who_said_what(finished, capsys, monkeypatch, tmp_path):
 
 TEAM_WITHOUT_ANSWER = "agents: [{name: a, prompt: p}]"
 WRONG = {
-    "a missing config file": (["--config", "nowhere.yaml"], "nowhere.yaml"),
-    "an unknown key": (["--algo.lrr", "1"], "algo.lr"),
-    "a wrong type": (["--run.steps", "many"], "run.steps"),
-    "a bad literal": (["--lora.mode", "both"], "per_agent"),
     "an unknown algorithm": (["--algo.name", "ppo"], "appo"),
     "an unknown environment": (["--env.name", "chess"], "arithmetic"),
     "an unknown workflow": (["--team.workflow", "ring"], "sequential"),
@@ -372,7 +358,6 @@ WRONG = {
         ["--lora.init", "runs/nowhere"],
         "see --lora.init (a run, an export or hub:owner/name)"),
     "adapters of a file": (["--lora.init", "{tmp}/rows.jsonl"], "--lora.init"),
-    "a missing data file": (["--env.name", "math", "--env.data", "nowhere.jsonl"], "nowhere.jsonl"),
     "an unknown environment, before its data": (
         ["--env.data", "nowhere.jsonl", "--env.name", "maths"], "--env.name: expected arithmetic"),
     "an unknown workflow, before missing data": (
@@ -432,25 +417,31 @@ class Hangs:
 """
 
 
+def stopped(folder: Path, flags, ready, number: signal.Signals, wait_s: float = 0) -> bool:
+    """Whether a training in a process of its own, once ``ready``, ends with 75 by this signal."""
+    root = str(Path(__file__).parent.parent)
+    environment = {**os.environ, "JAX_NUM_CPU_DEVICES": "1", "PYTHONPATH": root}
+    command = [sys.executable, "-m", "marft_jax.train", *map(str, flags)]
+    process = subprocess.Popen(command, env=environment, cwd=folder, stdout=subprocess.DEVNULL)
+    try:
+        deadline = time.monotonic() + 240
+        while not ready():
+            assert time.monotonic() < deadline and process.poll() is None
+            time.sleep(0.1)
+        time.sleep(wait_s)
+        process.send_signal(number)
+        return process.wait(240) == EXIT_STOPPED
+    finally:
+        process.kill()
+
+
 @pytest.mark.slow
 def test_an_interrupt_in_the_first_step_closes_the_loggers(tmp_path):
     (tmp_path / "own_loggers.py").write_text(LOGGERS)
     (tmp_path / "hangs_now.py").write_text(HANGS.format(do="time.sleep(1000)").replace("16", "0"))
     flags = [*SMALL, "--run.dir", "run", "--env.name", "hangs_now:Hangs"]
     flags += ["--run.loggers", "own_loggers:Closes"]
-    root = str(Path(__file__).parent.parent)
-    environment = {**os.environ, "JAX_NUM_CPU_DEVICES": "1", "PYTHONPATH": root}
-    command = [sys.executable, "-m", "marft_jax.train", *flags]
-    process = subprocess.Popen(command, env=environment, cwd=tmp_path, stdout=subprocess.DEVNULL)
-    try:
-        deadline = time.monotonic() + 240
-        while not (tmp_path / "hangs").exists():
-            assert time.monotonic() < deadline and process.poll() is None
-            time.sleep(0.1)
-        process.send_signal(signal.SIGINT)
-        assert process.wait(60) == EXIT_STOPPED
-    finally:
-        process.kill()
+    assert stopped(tmp_path, flags, lambda: (tmp_path / "hangs").exists(), signal.SIGINT)
     assert (tmp_path / "run" / "closed").exists()
 
 
@@ -462,20 +453,13 @@ def test_sigterm_saves_the_last_finished_step_and_exits_with_75(tmp_path, lag):
     run = tmp_path / "stopped"
     flags = [*SMALL, "--run.dir", run, "--run.save_every", 100, "--env.name", "hangs_later:Hangs"]
     flags += ["--rollout.lag", lag]
-    command = [sys.executable, "-m", "marft_jax.train", *map(str, flags), "--run.steps", "500"]
-    root = str(Path(__file__).parent.parent)
-    environment = {**os.environ, "JAX_NUM_CPU_DEVICES": "1", "PYTHONPATH": root}
-    process = subprocess.Popen(command, env=environment, cwd=tmp_path, stdout=subprocess.DEVNULL)
-    try:
-        deadline = time.monotonic() + 240
-        while not (tmp_path / "hangs").exists() or len(steps_of(run)) < 2:
-            assert time.monotonic() < deadline and process.poll() is None
-            time.sleep(0.1)
-        time.sleep(2 if lag else 0)  # it hangs early: until step 2 is held, after it was reported
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(240) == EXIT_STOPPED
-    finally:
-        process.kill()
+    flags += ["--run.steps", 500]
+
+    def hangs() -> bool:
+        return (tmp_path / "hangs").exists() and len(steps_of(run)) >= 2
+
+    # with a lag it hangs early: until step 2 is held, after it was reported
+    assert stopped(tmp_path, flags, hangs, signal.SIGTERM, wait_s=2 if lag else 0)
     assert len(steps_of(run)) == 2
     assert [p.name for p in (run / "checkpoints").iterdir()] == ["2"]
     assert (
@@ -488,9 +472,8 @@ def test_a_signal_during_an_update_says_that_its_step_may_still_be_saved(tmp_pat
     def interrupted(*_):
         os.kill(os.getpid(), signal.SIGTERM)
         deadline = time.monotonic() + 60
-        while (
-            "stopping" not in (tmp_path / "log.txt").read_text()
-        ):  # the thread that listens says so
+        # the thread that listens says so
+        while "stopping" not in (tmp_path / "log.txt").read_text():
             assert time.monotonic() < deadline
             time.sleep(0.01)
 
@@ -522,22 +505,16 @@ def test_when_too_many_episodes_fail_the_last_finished_step_is_saved(tmp_path, m
     assert moved >= {"config.yaml", "team.yaml", "log.txt", "transcripts", "inputs.json"}
 
 
-@pytest.mark.parametrize(
-    ("flags", "most"),
-    [
-        (["--algo.overlong_buffer", 999], 24),
-        (["--algo.overlong_buffer", 25], 24),
-        (["--algo.overlong_buffer", 9, "--team.max_new_tokens", 8], 8),
-        (["--algo.name", "grpo", "--algo.overlong_buffer", 4096], 24),
-        (["--algo.overlong_buffer", 7, "--team.file", "short.yaml"], 5),
-    ],
-)
+@pytest.mark.parametrize(("flags", "most"), [
+    (["--algo.overlong_buffer", 25], 24),
+    (["--algo.overlong_buffer", 9, "--team.max_new_tokens", 8], 8),
+    (["--algo.name", "grpo", "--algo.overlong_buffer", 4096], 24),
+    (["--algo.overlong_buffer", 7, "--team.file", "short.yaml"], 5),
+])  # fmt: skip
 def test_a_length_penalty_of_every_action_is_refused(flags, most, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    short = (
-        "agents:\n- {name: a, max_new_tokens: 9}\n- {name: b, max_new_tokens: 5, answers: true}\n"
-    )
-    Path("short.yaml").write_text(short)
+    agents = "{name: a, max_new_tokens: 9}, {name: b, max_new_tokens: 5, answers: true}"
+    Path("short.yaml").write_text(f"agents: [{agents}]")
     assert run_train("--run.dir", tmp_path / "run", *flags) == 2
     [line] = capsys.readouterr().err.strip().splitlines()
     assert f"--algo.overlong_buffer: expected at most {most}" in line
@@ -559,25 +536,21 @@ class Flat:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("reward", "flags", "which"),
-    [
-        ("0.0", [], "all 8 episodes earned 0,"),
-        ("1.0", ["--algo.name", "grpo", "--algo.group_size", 4], "all 8 episodes earned 1,"),
-        ("float(self.seed % 2)", ["--algo.name", "grpo", "--algo.group_size", 2],
-         "in each of 4 groups all samples that are compared earned the same,"),
-        ("float(self.seed % 2)", [], ""),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("reward", "flags", "which"), [
+    ("0.0", [], "all 8 episodes earned 0,"),
+    ("1.0", ["--algo.name", "grpo", "--algo.group_size", 4], "all 8 episodes earned 1,"),
+    ("float(self.seed % 2)", ["--algo.name", "grpo", "--algo.group_size", 2],
+     "in each of 4 groups all samples that are compared earned the same,"),
+    ("float(self.seed % 2)", [], ""),
+])  # fmt: skip
 def test_a_step_without_any_gradient_is_named_once(
     reward, flags, which, tmp_path, monkeypatch, capsys
 ):
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "flat_env.py").write_text(FLAT_ENV.format(reward=reward))
-    assert (
-        run_train("--env.name", "flat_env:Flat", "--run.dir", "run", "--run.steps", 3, *flags) == 0
-    )
+    flags = [*flags, "--env.name", "flat_env:Flat", "--run.dir", "run", "--run.steps", 3]
+    assert run_train(*flags) == 0
     log = Path("run/log.txt").read_text()
     assert log.count("no gradient: ") == bool(which) and which in log
     assert "playing compiles at most" in log

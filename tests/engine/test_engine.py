@@ -13,7 +13,7 @@ import small
 
 from marft_jax.engine.compiled import Shape
 from marft_jax.engine.kv_cache import SlotSampling
-from marft_jax.engine.sample import _draw, _invert, _kept, sample, scaled_logprobs
+from marft_jax.engine.sample import _draw, _invert, _kept, sample
 from marft_jax.models.ops import kv
 from marft_jax.parallel import compilation
 from marft_jax.sampling import stops
@@ -47,17 +47,13 @@ def texts(completions) -> list[list[int]]:
 # Cached decode equals the full forward pass.
 
 
-@pytest.mark.parametrize(
-    "sampling",
-    [
-        dict(temperature=0.5),
-        dict(temperature=1.0),
-        dict(temperature=1.7),
-        dict(temperature=0.0),
-        dict(temperature=1.3, top_k=7, top_p=0.8, min_p=0.02),
-    ],
-    ids=["cool", "plain", "hot", "greedy", "filtered"],
-)
+@pytest.mark.parametrize("sampling", [
+    dict(temperature=0.5),
+    dict(temperature=1.0),
+    dict(temperature=1.7),
+    dict(temperature=0.0),
+    dict(temperature=1.3, top_k=7, top_p=0.8, min_p=0.02),
+], ids=["cool", "plain", "hot", "greedy", "filtered"])  # fmt: skip
 @pytest.mark.slow
 def test_reported_logprobs_are_those_of_a_full_forward_pass(engine, sampling):
     requests = asks(seed=1, most=44 if sampling["temperature"] == 1 else 28, **sampling)
@@ -391,18 +387,6 @@ def test_greedy_reports_unscaled_logprobs():
     bounds.close(logprobs, np.log(0.3))
 
 
-def test_filters_are_per_row():
-    settings = SlotSampling(
-        np.ones(3, np.float32),
-        np.array([1, 0.5, 1], np.float32),
-        np.array([0, 0, 1], np.int32),
-        np.zeros(3, np.float32),
-        np.ones(3, np.int32),
-    )
-    logprobs = jax.nn.log_softmax(jnp.broadcast_to(jnp.asarray(LOGITS, jnp.float32)[None], (3, 7)))
-    assert np.asarray(jax.jit(_kept)(logprobs, settings)).sum(-1).tolist() == [7, 2, 1]
-
-
 @pytest.mark.parametrize("vocabulary", [7, 96, 1000])
 def test_filters_keep_what_a_sorted_vocabulary_says(vocabulary):
     rng = np.random.default_rng(1)
@@ -467,14 +451,6 @@ def test_extreme_uniform_numbers_draw_a_token_that_is_there():
     weights[:, [3, 500]] = 0.25
     ends = np.array([0, 1 - 2**-23], np.float32)
     assert np.asarray(jax.jit(_draw)(weights, ends)).tolist() == [3, 500]
-
-
-def test_scaled_logprobs_are_a_distribution_at_any_temperature():
-    logits = np.random.default_rng(0).normal(size=(4, 50)).astype(np.float32)
-    temperature = np.array([0, 0.5, 1, 3], np.float32)
-    scaled = np.asarray(jax.jit(scaled_logprobs)(logits, temperature))
-    bounds.close(np.exp(scaled).sum(-1), 1, bounds.sums(50, 50))
-    bounds.close(scaled[0], jax.nn.log_softmax(logits[0]), bounds.sums(50))
 
 
 @pytest.mark.parametrize("reuse", [False, True])

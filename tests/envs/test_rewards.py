@@ -64,17 +64,14 @@ def play(*rewards, text="a pear", horizon=1):
     return env.step([turn])
 
 
-@pytest.mark.parametrize(
-    ("rewards", "paid"),
-    [
-        (["mine:score"], 8.0),
-        (["mine:later"], 6.0),
-        (["mine:score*0.5"], 4.0),
-        (["mine:score * 2", "mine:later*-1"], 10.0),
-        (["mine:later*1e-1", "mine:keys", "mine:keys"], 2.6),
-        (["mine:score*.5"], 4.0),
-    ],
-)
+@pytest.mark.parametrize(("rewards", "paid"), [
+    (["mine:score"], 8.0),
+    (["mine:later"], 6.0),
+    (["mine:score*0.5"], 4.0),
+    (["mine:score * 2", "mine:later*-1"], 10.0),
+    (["mine:later*1e-1", "mine:keys", "mine:keys"], 2.6),
+    (["mine:score*.5"], 4.0),
+])  # fmt: skip
 def test_functions_pay_the_text_and_the_row_as_it_was_read(rewards, paid):
     result = play(*rewards)
     assert result.reward == pytest.approx(paid) and result.done
@@ -86,33 +83,27 @@ def test_an_unsolved_task_is_not_called_incorrect_and_goes_on():
     assert not result.done and "incorrect" not in result.observation
 
 
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("mine:silent", r"--env.reward mine:silent \(.*mine.py:16\): expected a number, got None"),
-        ("mine:text", "expected a number, got '1'"),
-        ("mine:nan", "expected a finite number, got nan"),
-        ("mine:raising", "division by zero"),
-        ("mine:awaited", "division by zero"),
-    ],
-)
+@pytest.mark.parametrize(("name", "message"), [
+    ("mine:silent", r"--env.reward mine:silent \(.*mine.py:16\): expected a number, got None"),
+    ("mine:text", "expected a number, got '1'"),
+    ("mine:nan", "expected a finite number, got nan"),
+    ("mine:raising", "division by zero"),
+    ("mine:awaited", "division by zero"),
+])  # fmt: skip
 def test_what_a_function_does_wrong_is_named_when_it_is_called(name, message):
     with pytest.raises((BadInput, ZeroDivisionError), match=message):
         play(name)
 
 
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("mine:completions", r"expected a function of \(text, row\), .*mine.py:19"),
-        ("mine:nothing", "has no 'nothing'"),
-        ("mine:number", "is no function"),
-        ("nowhere:f", "cannot import nowhere"),
-        ("score", "expected package.module:function, got 'score'"),
-        ("mine:score*x", r"has no 'score\*x'"),
-        ("mine:score*1.2.3", r"has no 'score\*1"),
-    ],
-)
+@pytest.mark.parametrize(("name", "message"), [
+    ("mine:completions", r"expected a function of \(text, row\), .*mine.py:19"),
+    ("mine:nothing", "has no 'nothing'"),
+    ("mine:number", "is no function"),
+    ("nowhere:f", "cannot import nowhere"),
+    ("score", "expected package.module:function, got 'score'"),
+    ("mine:score*x", r"has no 'score\*x'"),
+    ("mine:score*1.2.3", r"has no 'score\*1"),
+])  # fmt: skip
 def test_a_function_that_is_none_is_refused_at_the_start(name, message):
     with pytest.raises(BadInput, match=message) as error:
         make(Settings(data=("rows.jsonl",), reward=(name,)), "train")

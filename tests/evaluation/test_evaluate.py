@@ -1,6 +1,5 @@
 """Evaluation as a command: benchmarks by name, comparison, and going on after a kill."""
 
-import contextlib
 import dataclasses
 import json
 import time
@@ -16,7 +15,7 @@ from marft_jax.envs import maths
 from marft_jax.errors import BadInput
 from marft_jax.evaluation.benchmarks import BENCHMARKS, plans
 from marft_jax.formats import jsonlines
-from marft_jax.run import evaluating, opening, saved_answers
+from marft_jax.run import evaluating, saved_answers
 from marft_jax.run.models import open_models
 from marft_jax.run.states import restore_state
 from marft_jax.settings.setting import get, replaced, settings, that_decide
@@ -61,19 +60,16 @@ def test_a_benchmark_is_read_and_graded_as_itself_whatever_the_run_does_with_its
     assert found.config.env == maths.Settings(data=("rows.csv",), eval_data=source)
 
 
-@pytest.mark.parametrize(
-    "specs, samples, message",
-    [
-        (["math501"], 1, "expected gsm8k, math"),
-        (["gsm8k"], 1, "expected one of gsm8k/test.jsonl"),
-        (["a.jsonl"], 1, "expected --env.name math or code"),
-        (["A.JSONL"], 1, "expected --env.name math or code"),
-        (["arithmetic:4"], 1, "add --eval.temperature"),
-        (["arithmetic"], 2, "add --eval.temperature"),
-        (["arithmetic"], 0, "--samples: expected at least 1"),
-        (["arithmetic", "arithmetic:2@1"], 1, "expected each once"),
-    ],
-)
+@pytest.mark.parametrize("specs, samples, message", [
+    (["math501"], 1, "expected gsm8k, math"),
+    (["gsm8k"], 1, "expected one of gsm8k/test.jsonl"),
+    (["a.jsonl"], 1, "expected --env.name math or code"),
+    (["A.JSONL"], 1, "expected --env.name math or code"),
+    (["arithmetic:4"], 1, "add --eval.temperature"),
+    (["arithmetic"], 2, "add --eval.temperature"),
+    (["arithmetic"], 0, "--samples: expected at least 1"),
+    (["arithmetic", "arithmetic:2@1"], 1, "expected each once"),
+])  # fmt: skip
 def test_specs_that_make_no_sense_are_one_clear_line(tmp_path, specs, samples, message):
     with pytest.raises(BadInput) as error:
         plans(specs, configure(), str(tmp_path), samples, None)
@@ -309,31 +305,6 @@ def test_where_no_agent_acts_alone_the_team_is_compared_with_itself(workflow, en
     ]
 
 
-def test_what_is_compared_is_alone_or_not_and_trained_or_not():
-    """In the order of the table; a file of answers belongs to one of them."""
-    compared = [(v.name, v.alone, v.trained) for v in (*evaluating.UNTRAINED, *evaluating.TRAINED)]
-    assert compared == [
-        ("base model", True, False),
-        ("team without adapters", False, False),
-        ("single agent", True, True),
-        ("team", False, True),
-    ]
+def test_an_evaluation_of_no_task_is_refused():
     with pytest.raises(BadInput, match="--limit: expected at least 1, got 0"):
         evaluating.evaluate_team(None, limit=0)
-
-
-@pytest.mark.slow
-def test_slots_are_for_the_tasks_not_for_the_episodes_of_training(tmp_path, monkeypatch):
-    opened, real = [], opening.open_sampler
-
-    @contextlib.contextmanager
-    def opens(*how):
-        with real(*how) as sampler:
-            opened.append(sampler.capabilities.at_once)
-            yield sampler
-
-    monkeypatch.setattr(opening, "open_sampler", opens)
-    for limit, slots in ((6, 4), (3, 64)):
-        flags = ["--limit", limit, "--rollout.slots", slots, "--out", tmp_path / str(limit)]
-        assert run("--algo.episodes", 2, "--team.max_new_tokens", 4, *flags) == 0
-    assert opened == [4, 3]

@@ -34,20 +34,10 @@ class Family(NamedTuple):
 
 
 def _template(
-    role: str,
-    end: str,
-    call: str,
-    *,
-    first: str = "",
-    between: str = "",
-    last: str = "",
-    tool: str = "",
-    names: str = "{{ m.role }}",
-    strict: bool = False,
-    system: str = "",
-    opens: str = "",
-    ask: str = "",
-) -> str:
+    role: str, end: str, call: str, *, first: str = "", between: str = "", last: str = "",
+    tool: str = "", names: str = "{{ m.role }}", strict: bool = False, system: str = "",
+    opens: str = "", ask: str = "",
+) -> str:  # fmt: skip
     """Writes a chat template.
 
     Args:
@@ -331,8 +321,5 @@ def sampled(tokenizer: Tokenizer, before: str, held: str, after: str) -> list[in
 
 
 def call_of(name: str, arguments: dict) -> dict:
-    return {
-        "id": "call00000",
-        "type": "function",
-        "function": {"name": name, "arguments": arguments},
-    }
+    function = {"name": name, "arguments": arguments}
+    return {"id": "call00000", "type": "function", "function": function}

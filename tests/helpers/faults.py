@@ -73,11 +73,6 @@ class Leaving(Exception):
         raise SystemExit(0)
 
 
-class NoText(Exception):
-    def __str__(self):
-        return 3  # type: ignore[return-value]
-
-
 class Nameless(type):
     @property
     def __name__(cls):
@@ -131,7 +126,6 @@ def laughs():
 
 ERRORS = {
     "ValueError": (ValueError("a bug"), "ValueError: a bug"),
-    "OSError": (OSError(28, "No space left on device"), "No space left"),
     "MemoryError": (MemoryError(), "MemoryError"),
     "StopIteration": (StopIteration(3), "StopIteration"),
     "GeneratorExit": (GeneratorExit(), "GeneratorExit"),
@@ -141,7 +135,6 @@ ERRORS = {
     "BaseException": (BaseException("all of it"), "BaseException: all of it"),
     "a text that fails": (Unspeakable(), "cannot say what it is"),
     "a text that exits": (Leaving(), "cannot say what it is"),
-    "a text that is none": (NoText(), "cannot say what it is"),
     "a name that fails": (Anonymous(), "cannot say what it is"),
     "a text with escapes": (ValueError("a\x1b]52;c;aGk=\x07\nb"), r"a\x1b]52;c;aGk=\x07 b"),
     "a text with half a pair": (ValueError("a\ud800"), r"a\ud800"),
@@ -149,11 +142,7 @@ ERRORS = {
     "a group": (BaseExceptionGroup("two", [ValueError(), SystemExit(0)]), "two (2 sub-exceptions)"),
 }
 
-HANGS = {
-    "sleep": sleeping,
-    "spin": spinning,
-    "deadlock": deadlocked,
-}
+HANGS = {"sleep": sleeping, "spin": spinning, "deadlock": deadlocked}
 LATE = "TimeoutError"
 
 
@@ -199,12 +188,9 @@ ENVS = {
     "reset hangs": (env(reset=sleeping), LATE),
     **{f"step hangs: {n}": (env(step=f), LATE) for n, f in HANGS.items()},
     "view hangs": (env(view=sleeping), LATE),
-    "view spins": (env(view=spinning), LATE),
     "tool hangs": (env(tool=sleeping), LATE),
-    "tool spins": (env(tool=spinning), LATE),
     "reset recurses": (env(reset=bottomless), "RecursionError"),
     "reset returns None": (resets(None), "reset: the task: expected a text, got None"),
-    "reset returns bytes": (resets(b"x"), "expected a text"),
     "reset returns half a pair": (resets("\ud83d?"), KEPT),
     "reset returns too much": (resets("x" * 5000), "--model.context"),
     "reset is a coroutine": (env(reset=coroutine), "expected a text, got <coroutine"),
@@ -213,21 +199,16 @@ ENVS = {
     "attributes fail": (Unattributed, "RuntimeError: no "),
     "step recurses": (env(step=bottomless), "RecursionError"),
     "step returns None": (steps(None), "expected a marft_jax.types.StepResult, got None"),
-    "step returns a tuple": (steps(("", 1.0, True)), "expected a marft_jax.types.StepResult"),
     "step returns what fails": (steps(Silent()), "RuntimeError: no text"),
     "step returns what exits": (steps(Exiting()), "SystemExit: 0"),
     "step changes a turn": (env(step=mutating), "read-only"),
     "reward None": (returns(reward=None), "reward: expected a number, got None"),
-    "reward text": (returns(reward="1"), "reward: expected a number, got '1'"),
     "reward list": (returns(reward=[1.0]), "reward: expected a number"),
-    "reward complex": (returns(reward=1j), "reward: expected a number"),
     "reward too large": (returns(reward=10**400), "reward: expected a number"),
     "reward exits": (returns(reward=Exiting()), "SystemExit"),
     "reward NaN": (returns(reward=float("nan")), "reward: expected a finite number, got nan"),
-    "reward infinite": (returns(reward=-float("inf")), "expected a finite number, got -inf"),
     "reward beyond float32": (returns(reward=1e39), "expected a finite number, got 1e+39"),
     "done None": (returns(done=None), "done: expected True or False, got None"),
-    "done text": (returns(done="no"), "done: expected True or False"),
     "done an array": (returns(done=np.zeros(2)), "done: expected True or False"),
     "observation None": (returns(observation=None), "observation: expected a text"),
     "observation half a pair": (returns(observation="\udc00"), KEPT),
@@ -249,7 +230,6 @@ ENVS = {
     "agent_rewards None": (returns(agent_rewards=None), "agent_rewards: expected names"),
     "agent_rewards a list": (returns(agent_rewards=[1]), "agent_rewards: expected names"),
     "agent_rewards unknown": (returns(agent_rewards={"nobody": 1.0}), "(planner, solver), got 'no"),
-    "agent_rewards a number": (returns(agent_rewards={0: 1.0}), "got 0"),
     "agent_rewards no number": (returns(agent_rewards={"solver": None}), "['solver']: expected a"),
     "agent_rewards fails": (returns(agent_rewards=BadMapping(x=1)), "RuntimeError"),
     "never done": (returns(observation="go on", done=False), KEPT),
@@ -257,14 +237,12 @@ ENVS = {
     "view exits": (env(view=raising(SystemExit(0))), "SystemExit"),
     "view returns None": (env(view=lambda self, name, text: None), "view: expected a text"),
     "view half a pair": (env(view=lambda self, name, text: "\ud83d"), KEPT),
-    "view is no method": (env(view=3), "not callable"),
     "tool raises": (env(tool=raising(KeyError("x"))), "KeyError"),
     "tool exits": (env(tool=raising(SystemExit(0))), "SystemExit"),
     "tool returns a number": (env(tool=lambda self, turn: 3), "tool: expected a text, got 3"),
     "tool says half a pair": (env(tool=lambda self, turn: "\ud83d"), KEPT),
     "tool says too much": (env(tool=lambda self, turn: "x" * 5000), KEPT),
     "tool never rests": (env(tool=lambda self, turn: "go on"), KEPT),
-    "tool is no method": (env(tool=3), "not callable"),
     "dropped slowly": (Dropped, KEPT),
 }
 
@@ -415,9 +393,7 @@ WORKFLOWS = {
         f"yields {name}": (yields(wish), "--team.workflow")
         for name, wish in {
             "None": None,
-            "a number": 3,
             "an empty list": [],
-            "a tuple": (),
             "a list of None": [None],
             "turns": lambda turns: turns,
             "a Step of nothing": Step([]),

@@ -115,13 +115,10 @@ def imitated(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
     """Makes it the hub of huggingface_hub, with a cache below ``folder`` and the right token."""
     hub = Hub(token="hf_secret")
     files = hub.url + "/{repo_id}/resolve/{revision}/{filename}"
-    for name, value in {
-        "ENDPOINT": hub.url,
-        "HUGGINGFACE_CO_URL_TEMPLATE": files,
-        "HF_HUB_CACHE": str(folder / "cache"),
-        "HF_HUB_OFFLINE": False,
-    }.items():
-        monkeypatch.setattr(constants, name, value)
+    monkeypatch.setattr(constants, "ENDPOINT", hub.url)
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", files)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(folder / "cache"))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setenv("HF_TOKEN", "hf_secret")
     yield hub
     hub.close()

@@ -24,13 +24,9 @@ def our_logits(base: BaseModel, factors=None, alpha=5.0):
 
 
 def logits_of(
-    graphdef: Any,
-    params: Any,
-    tokens: np.ndarray,
-    adapters: lora.Adapters | None = None,
-    alpha: float = 1.0,
-    owners: Any = None,
-) -> np.ndarray:
+    graphdef: Any, params: Any, tokens: np.ndarray, adapters: lora.Adapters | None = None,
+    alpha: float = 1.0, owners: Any = None,
+) -> np.ndarray:  # fmt: skip
     """Logits of whole rows, each one sequence, with the adapters of these owners if any."""
 
     @jax.jit

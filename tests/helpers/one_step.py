@@ -77,17 +77,8 @@ def fresh(config: Config, name: str = "appo", where=None, agents: int = 2) -> Tr
 
 
 def learn(
-    config,
-    episodes,
-    *,
-    name="appo",
-    where=None,
-    step=0,
-    state=None,
-    agents=2,
-    change=None,
-    **how,
-):
+    config, episodes, *, name="appo", where=None, step=0, state=None, agents=2, change=None, **how,
+):  # fmt: skip
     """(state, metrics) of one training step, on the host."""
     where = where or small.one_device()
     batch = build(config, episodes, name, where, **how)

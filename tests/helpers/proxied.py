@@ -172,10 +172,8 @@ def begun_by(choose):
         [start] = first[1]["choices"]
         if start["finish_reason"] == "stop":
             return first
-        more = {
-            "prompt": body["prompt"] + start["token_ids"],
-            "max_tokens": body["max_tokens"] - half,
-        }
+        prompt = body["prompt"] + start["token_ids"]
+        more = {"prompt": prompt, "max_tokens": body["max_tokens"] - half}
         status, rest = proxy.ask(route, body | more)
         [end] = rest["choices"]
         end["token_ids"] = start["token_ids"] + end["token_ids"]

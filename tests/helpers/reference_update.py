@@ -318,12 +318,9 @@ class Update(NamedTuple):
 
 
 def update(
-    name: str,
-    config: Config,
-    episodes: Sequence[Episode],
-    adapters: lora.Adapters,
+    name: str, config: Config, episodes: Sequence[Episode], adapters: lora.Adapters,
     head: Sequence[np.ndarray],
-) -> Update:
+) -> Update:  # fmt: skip
     """One training step: all epochs, one minibatch in each, for a learner's settings."""
     algo, layers = config.algo, adapters["q"]["a"].shape[1]
     level = "token" if name in ("tppo", "grpo") else "action"

@@ -27,13 +27,9 @@ agents:
 - {name: solver, prompt: Solve it., answers: true}
 """
 START = {
-    "step": 1,
-    "event": "start",
-    "time": "2026-01-01 10:00:00",
-    "derived": [],
-    "what": "appo: planner, solver (sequential) on tiny",
-    "where": "cpu mesh 1x1x1",
-}
+    "step": 1, "event": "start", "time": "2026-01-01 10:00:00", "derived": [],
+    "what": "appo: planner, solver (sequential) on tiny", "where": "cpu mesh 1x1x1",
+}  # fmt: skip
 EVENTS = [
     START,
     {"step": 2, "event": "outside", "kind": "kl", "who": "solver", "rollbacks": 0},
@@ -51,21 +47,13 @@ def turn(agent: str, text: str, **more: Any) -> dict[str, Any]:
 
 def episode(index: int, texts: Sequence[str], reward: float = 1.0, **more: Any) -> dict[str, Any]:
     verdict = {"agent": "solver", "verdict": "right" if reward else "wrong", "answer": "6"}
+    info = {"reference": "7", "verdicts": [verdict]}
+    answer = turn("solver", texts[1], answers=True, sees=[0], reward=reward)
     return {
-        "index": index,
-        "group": index,
-        "member": 0,
-        "task": f"task {index}",
-        "reward": reward,
-        "D": [[0, 0], [1, 0]],
-        "turns": [
-            turn("planner", texts[0]),
-            turn("solver", texts[1], answers=True, sees=[0], reward=reward),
-        ],
-        "results": [
-            {"reward": reward, "done": True, "info": {"reference": "7", "verdicts": [verdict]}}
-        ],
-    } | more
+        "index": index, "group": index, "member": 0, "task": f"task {index}", "reward": reward,
+        "D": [[0, 0], [1, 0]], "turns": [turn("planner", texts[0]), answer],
+        "results": [{"reward": reward, "done": True, "info": info}],
+    } | more  # fmt: skip
 
 
 def lines(file: Path, rows: Sequence[Any]) -> None:

@@ -52,10 +52,7 @@ def served(run, config=None, warm=False, **given):
     cold = mock.patch.object(warm_up, "warm_up", lambda team: None)
     limits = given.get("limits", Limits())
     before = set(threading.enumerate())
-    with (
-        contextlib.ExitStack() as stack,
-        socket.create_server(("127.0.0.1", 0)) as listener,
-    ):
+    with contextlib.ExitStack() as stack, socket.create_server(("127.0.0.1", 0)) as listener:
         with contextlib.nullcontext() if warm else cold:  # other servers of a module may be warm
             app = stack.enter_context(
                 serve.open_app(run, config or cli.configure_run(run), **given)

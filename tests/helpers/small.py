@@ -112,13 +112,9 @@ def with_tokenizer(team: Team, tokenizer: Tokenizer) -> Team:
 
 
 def team_of(
-    blueprint: Blueprint,
-    *,
-    context: int = CONTEXT,
-    shared: bool = False,
-    team_context: Any = "own",
-    **settings: Any,
-) -> Team:
+    blueprint: Blueprint, *, context: int = CONTEXT, shared: bool = False,
+    team_context: Any = "own", **settings: Any,
+) -> Team:  # fmt: skip
     """The team of a blueprint; ``settings`` are those of the section ``team``.
 
     ``context`` is the model's, ``team_context`` what agents see, ``shared`` the adapter.
@@ -144,37 +140,19 @@ def adapters(n: int = 2, seed: int = 0, layers: int = 2) -> lora.Adapters:
 
 
 def engine(
-    where: Mesh | None = None,
-    *,
-    slots: int = 4,
-    chunk: int = 4,
-    context: int = CONTEXT,
-    longest: int = 16,
-    eos_ids: Sequence[int] = (CONFIG.vocab_size,),
-    seed: int = 0,
-    n: int = 3,
-    layers: int = 2,
-    reuse: bool = True,
-    stacked: bool = False,
-    config: DecoderConfig = CONFIG,
+    where: Mesh | None = None, *, slots: int = 4, chunk: int = 4, context: int = CONTEXT,
+    longest: int = 16, eos_ids: Sequence[int] = (CONFIG.vocab_size,), seed: int = 0, n: int = 3,
+    layers: int = 2, reuse: bool = True, stacked: bool = False, config: DecoderConfig = CONFIG,
     forms: Any = None,
-) -> Engine:
+) -> Engine:  # fmt: skip
     """An engine on the small model, with its adapters loaded."""
     where = where or one_device()
     model = base_on(where, layers, stacked, config)
     made = Engine(
-        model.config,
-        model.graphdef,
-        model.params,
-        where,
-        Shape(slots, chunk, context, longest),
-        eos_ids=eos_ids,
-        seed=seed,
-        alpha=ALPHA,
-        decode=model.tokenizer.decode,
-        reuse=reuse,
+        model.config, model.graphdef, model.params, where, Shape(slots, chunk, context, longest),
+        eos_ids=eos_ids, seed=seed, alpha=ALPHA, decode=model.tokenizer.decode, reuse=reuse,
         forms=forms,
-    )
+    )  # fmt: skip
     made.load({MAIN: adapters(n, layers=layers)}, 0)
     return made
 
@@ -204,14 +182,9 @@ def _scorer(layers: int, config: DecoderConfig):
         owners_BT = jnp.broadcast_to(owners_B[:, None], (b, t))
         fused = lora.fuse(adapters, lora.scale_of(adapters, ALPHA), jnp.float32)
         hidden, _ = decoder.forward(
-            model.graphdef,
-            params,
-            tokens_BT,
-            positions_BT,
-            until_BT,
-            fused,
+            model.graphdef, params, tokens_BT, positions_BT, until_BT, fused,
             lora.owner_mask(owners_BT, fused),
-        )
+        )  # fmt: skip
         logits = decoder.project(model.graphdef, params, hidden)
         return jax.nn.log_softmax(logits / temperature_B[:, None, None], axis=-1)
 
@@ -219,15 +192,10 @@ def _scorer(layers: int, config: DecoderConfig):
 
 
 def full_forward(
-    adapters: lora.Adapters,
-    prompts: Sequence[np.ndarray],
-    actions: Sequence[np.ndarray],
-    owners: Sequence[int],
-    temperatures: Sequence[float],
-    rows: int = 16,
-    width: int = CONTEXT,
+    adapters: lora.Adapters, prompts: Sequence[np.ndarray], actions: Sequence[np.ndarray],
+    owners: Sequence[int], temperatures: Sequence[float], rows: int = 16, width: int = CONTEXT,
     config: DecoderConfig = CONFIG,
-) -> list[np.ndarray]:
+) -> list[np.ndarray]:  # fmt: skip
     """Without any cache: log-probs over the vocabulary at each action token, ``[tokens, V]``."""
     tokens, lengths = np.zeros((rows, width), np.int32), np.ones(rows, np.int32)
     own, heat = np.zeros(rows, np.int32), np.ones(rows, np.float32)
@@ -247,12 +215,9 @@ def full_forward(
 def of_full_forward(requests: Sequence[Any], done: Sequence[Any]) -> list[np.ndarray]:
     """``full_forward`` of what an engine with three adapters was asked, and answered."""
     return full_forward(
-        adapters(3),
-        [r.prompt for r in requests],
-        [c.ids for c in done],
-        [r.owner for r in requests],
-        [r.sampling.temperature for r in requests],
-    )
+        adapters(3), [r.prompt for r in requests], [c.ids for c in done],
+        [r.owner for r in requests], [r.sampling.temperature for r in requests],
+    )  # fmt: skip
 
 
 def masked(logprobs: np.ndarray, ids: np.ndarray, constraint: Constraint) -> np.ndarray:
@@ -264,32 +229,17 @@ def masked(logprobs: np.ndarray, ids: np.ndarray, constraint: Constraint) -> np.
 
 
 def turn(
-    agent: int,
-    prompt: Sequence[int],
-    action: Sequence[int],
-    *,
-    step: int = 0,
-    logprobs: Sequence[float] | None = None,
-    text: str = "a b",
-    temperature: float = 1.0,
-    sees: tuple[int, ...] = (),
-    limit: int | None = 8,
-) -> Turn:
+    agent: int, prompt: Sequence[int], action: Sequence[int], *, step: int = 0,
+    logprobs: Sequence[float] | None = None, text: str = "a b", temperature: float = 1.0,
+    sees: tuple[int, ...] = (), limit: int | None = 8,
+) -> Turn:  # fmt: skip
     """A turn made by hand; its behaviour log-probs are -5 unless told."""
     return Turn(
-        agent=agent,
-        name=NAMES[agent],
-        step=step,
-        prompt=np.asarray(prompt, np.int32),
+        agent=agent, name=NAMES[agent], step=step, prompt=np.asarray(prompt, np.int32),
         action=np.asarray(action, np.int32),
         logprobs=np.asarray([-5.0] * len(action) if logprobs is None else logprobs, np.float32),
-        text=text,
-        answers=False,
-        sees=sees,
-        truncated=False,
-        temperature=temperature,
-        limit=limit,
-    )
+        text=text, answers=False, sees=sees, truncated=False, temperature=temperature, limit=limit,
+    )  # fmt: skip
 
 
 def episode(index: int, turns: Sequence[Turn], rewards: Sequence[float]) -> Episode:
@@ -334,17 +284,10 @@ def decisions_shape(batch: Batch) -> tuple[int, ...]:
 
 
 def random_episodes(
-    n: int = 6,
-    *,
-    agents: int = 2,
-    steps: int = 1,
-    seed: int = 0,
-    longest: int = 6,
-    on_policy: lora.Adapters | None = None,
-    temperature: float = 1.0,
-    shared: bool = False,
+    n: int = 6, *, agents: int = 2, steps: int = 1, seed: int = 0, longest: int = 6,
+    on_policy: lora.Adapters | None = None, temperature: float = 1.0, shared: bool = False,
     group: int = 1,
-) -> list[Episode]:
+) -> list[Episode]:  # fmt: skip
     """Every agent acts in every step, with random ids and rewards.
 
     Behaviour log-probs are those of ``on_policy`` if given, else random.
@@ -376,14 +319,10 @@ def with_policy(
     """The episodes with the behaviour log-probs that this policy gives their actions."""
     turns = [t for e in episodes for t in e.turns]
     scored = full_forward(
-        policy,
-        [t.prompt for t in turns],
-        [t.action for t in turns],
-        [0 if shared else t.agent for t in turns],
-        [t.temperature for t in turns],
-        rows=64,
+        policy, [t.prompt for t in turns], [t.action for t in turns],
+        [0 if shared else t.agent for t in turns], [t.temperature for t in turns], rows=64,
         width=width,
-    )
+    )  # fmt: skip
     own = iter(
         t._replace(logprobs=lp[np.arange(len(t.action)), t.action])
         for t, lp in zip(turns, scored, strict=True)

@@ -150,11 +150,7 @@ class StandIn(JsonServer):
         self.places.clear()
 
     def answer(self, route, body):
-        own = {
-            "vllm": ("/version", "/v1/completions", "/v1"),
-            "sglang": ("/get_model_info", "/generate", ""),
-        }
-        known, generate, adapters = own[self.kind]
+        known, generate, adapters = ROUTES[self.kind]
         if route == known:
             return 200, {"version": "0.32.0"}
         if route == "/v1/models":
@@ -173,9 +169,8 @@ class StandIn(JsonServer):
     def _load(self, body):
         name, path = body["lora_name"], Path(body["lora_path"])
         if name in self.places and not body.get("load_inplace"):
-            return 400, {
-                "error": {"message": f"The lora adapter '{name}' has already been loaded."}
-            }
+            why = f"The lora adapter '{name}' has already been loaded."
+            return 400, {"error": {"message": why}}
         if not path.is_dir():
             return 404, {"error": {"message": f"No adapter found for {path}"}}
         try:

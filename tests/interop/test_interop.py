@@ -163,46 +163,6 @@ def test_a_merged_model_is_the_base_with_its_adapter(variant, tmp_path):
     assert generation == {"eos_token_id": 257, "pad_token_id": 256, "temperature": 0.5}
 
 
-def text_and_images(folder) -> None:
-    """A model of both, as transformers writes it."""
-    torch = pytest.importorskip("torch")
-    import transformers
-
-    text = dict(vocab_size=264, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
-                num_attention_heads=4, num_key_value_heads=2, head_dim=8, sliding_window=4,
-                query_pre_attn_scalar=6, sliding_window_pattern=2)  # fmt: skip
-    images = dict(hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2,
-                  image_size=28, patch_size=14)  # fmt: skip
-    config = transformers.Gemma3Config(
-        text_config=text, vision_config=images, mm_tokens_per_image=4
-    )
-    torch.manual_seed(0)
-    transformers.Gemma3ForConditionalGeneration(config).save_pretrained(folder)
-    huggingface.save_tokenizer(ByteTokenizer(), folder, None)
-
-
-def test_of_a_model_of_text_and_images_the_text_is_trained_and_exported(tmp_path):
-    text_and_images(tmp_path / "base")
-
-    def loaded(folder):
-        settings = config_lib.Model(base=str(folder))
-        return load_base(settings, lambda _, x: jnp.asarray(x, jnp.float32))
-
-    base = loaded(tmp_path / "base")
-    factors = random_factors(base.config, (*TARGETS, lora.UNEMBED))
-    ours = our_logits(base, factors)
-    inside = peft.layers_in(base.source)
-    write(tmp_path / "agent", factors, ALPHA, str(tmp_path / "base"), inside)
-    theirs = their_logits(tmp_path / "base", tmp_path / "agent")
-    bounds.close(ours, theirs, bounds.forward(base.config))
-    assert len(peft.read(tmp_path / "agent").matrices) == 2 * len(TARGETS) + 1
-    factors.pop(lora.UNEMBED)  # embeddings share its matrix
-    ours = our_logits(base, factors)
-    huggingface.write_model(tmp_path / "merged", base, factors, ALPHA / RANK, {})
-    bounds.close(their_logits(tmp_path / "merged"), ours, bounds.forward(base.config))
-    bounds.close(our_logits(loaded(tmp_path / "merged")), ours, bounds.forward(base.config))
-
-
 FUSED: dict[str, dict[str, Any]] = {
     "Phi3ForCausalLM": dict(model_type="phi3", partial_rotary_factor=0.5),
     "GptOssForCausalLM": dict(
@@ -351,13 +311,10 @@ def test_adapters_that_leave_the_base_as_it_is_load(start, tmp_path):
     assert len(peft.read(tmp_path / "solver").matrices) == 4
 
 
-@pytest.mark.parametrize(
-    "before",
-    [
-        "base_model.model.model.layers", "layers", "base_model.model.language_model.model.layers",
-        "base_model.model.model.language_model.layers", "base_model.model._orig_mod.model.layers",
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("before", [
+    "base_model.model.model.layers", "layers", "base_model.model.language_model.model.layers",
+    "base_model.model.model.language_model.layers", "base_model.model._orig_mod.model.layers",
+])  # fmt: skip
 @pytest.mark.parametrize("name", ["", ".default", ".agent-1"])
 def test_names_of_every_class_and_version_load(before, name, tmp_path):
     write_pair(tmp_path)

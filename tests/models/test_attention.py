@@ -104,14 +104,11 @@ def assert_alike(got, expected, dtype=jnp.float32):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "t, dtype, window",
-    [
-        *((t, jnp.float32, "full") for t in (1, 63)),
-        *((300, jnp.float32, window) for window in WINDOWS),
-        (200, jnp.bfloat16, "full"),
-    ],
-)
+@pytest.mark.parametrize("t, dtype, window", [
+    *((t, jnp.float32, "full") for t in (1, 63)),
+    *((300, jnp.float32, window) for window in WINDOWS),
+    (200, jnp.bfloat16, "full"),
+])  # fmt: skip
 def test_attention_in_pieces_is_attention(t, dtype, window):
     q, kv = draw(0, 2, 4, t, 8), KV(draw(1, 2, 2, 8, t), draw(2, 2, 2, t, 8))
     q, kv = jax.tree.map(lambda x: x.astype(dtype), (q, kv))
@@ -136,16 +133,11 @@ def test_attention_in_pieces_keeps_what_its_backward_pass_reads():
     assert exponentials("block") == 3
 
 
-@pytest.mark.parametrize(
-    "activation, formula",
-    [
-        ("silu", lambda x: x / (1 + jnp.exp(-x))),
-        (
-            "gelu_pytorch_tanh",
-            lambda x: x / 2 * (1 + jnp.tanh((2 / np.pi) ** 0.5 * (x + 0.044715 * x**3))),
-        ),
-    ],
-)
+@pytest.mark.parametrize("activation, formula", [
+    ("silu", lambda x: x / (1 + jnp.exp(-x))),
+    ("gelu_pytorch_tanh",
+     lambda x: x / 2 * (1 + jnp.tanh((2 / np.pi) ** 0.5 * (x + 0.044715 * x**3)))),
+])  # fmt: skip
 def test_the_gate_has_the_gradient_of_its_formula(activation, formula):
     gate, up, weight = draw(0, 5, 7), draw(1, 5, 7), draw(2, 5, 7)
 
@@ -219,17 +211,13 @@ def test_on_a_gpu_the_kernel_is_taken_if_it_works(without_kernels, caplog):
     assert "it computes something else" in caplog.text
 
 
-@pytest.mark.parametrize(
-    "shape, window, t",
-    [
-        *(((1, 1, 1), window, 64) for window in WINDOWS),
-        ((1, 1, 1), "sliding", 63),
-        ((2, 1, 2), "full", 63),
-        ((2, 1, 2), "sliding", 64),
-        ((2, 1, 2), "sliding, known in a scan", 64),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize("shape, window, t", [
+    *(((1, 1, 1), window, 64) for window in WINDOWS),
+    ((1, 1, 1), "sliding", 63),
+    ((2, 1, 2), "full", 63),
+    ((2, 1, 2), "sliding", 64),
+    ((2, 1, 2), "sliding, known in a scan", 64),
+], ids=str)  # fmt: skip
 def test_attention_by_cudnn_is_attention_apart_from_the_kernel(shape, window, t, without_kernels):
     """With shared prefixes and windows, on meshes; rows of odd length take another way."""
     where = small.mesh_of(*shape)

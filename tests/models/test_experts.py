@@ -406,15 +406,12 @@ def test_a_plan_counts_all_weights_and_those_that_a_token_meets():
     assert ours == 2 * 5 * 2 * 2 * ((32 + 64) + (32 + 32))
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"num_experts": None}, "positive integer for 'num_experts', .*got nothing"),
-        ({"num_experts_per_tok": 9}, "'num_experts_per_tok', at most 8, got 9"),
-        ({"decoder_sparse_step": 0}, "positive integer for 'decoder_sparse_step'"),
-        ({"use_sliding_window": True}, "use_sliding_window 'True'"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("changes", "message"), [
+    ({"num_experts": None}, "positive integer for 'num_experts', .*got nothing"),
+    ({"num_experts_per_tok": 9}, "'num_experts_per_tok', at most 8, got 9"),
+    ({"decoder_sparse_step": 0}, "positive integer for 'decoder_sparse_step'"),
+    ({"use_sliding_window": True}, "use_sliding_window 'True'"),
+])  # fmt: skip
 def test_sizes_of_experts_are_checked(changes, message):
     with pytest.raises(BadInput, match=message):
         config_of(**changes)

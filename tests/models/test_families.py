@@ -25,22 +25,13 @@ from marft_jax.models.weights import load, safetensors
 from marft_jax.models.weights.layout import expert_rows, layouts
 
 BASE = dict(
-    vocab_size=96,
-    hidden_size=64,
-    intermediate_size=96,
-    num_hidden_layers=2,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-    max_position_embeddings=128,
-)
+    vocab_size=96, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
+    num_key_value_heads=2, max_position_embeddings=128,
+)  # fmt: skip
 LLAMA3 = dict(
-    rope_theta=500.0,
-    rope_type="llama3",
-    factor=4.0,
-    low_freq_factor=1.0,
-    high_freq_factor=4.0,
+    rope_theta=500.0, rope_type="llama3", factor=4.0, low_freq_factor=1.0, high_freq_factor=4.0,
     original_max_position_embeddings=32,
-)
+)  # fmt: skip
 LINEAR = dict(rope_theta=1e4, rope_type="linear", factor=2.0)
 YARN = dict(rope_theta=500.0, rope_type="yarn", factor=4.0, original_max_position_embeddings=32)
 VARIANTS = {
@@ -51,136 +42,92 @@ VARIANTS = {
     "qwen2": ("Qwen2", dict(rms_norm_eps=1e-5)),
     "qwen3": ("Qwen3", dict(head_dim=32)),
     "qwen3_tied_bias": ("Qwen3", dict(tie_word_embeddings=True, attention_bias=True)),
-    "qwen3_experts": (
-        "Qwen3Moe",
+    "qwen3_experts": ("Qwen3Moe",
         dict(num_hidden_layers=4, num_experts=8, num_experts_per_tok=2, moe_intermediate_size=32,
-             norm_topk_prob=True, mlp_only_layers=[1]),
-    ),
-    "qwen3_experts_every_other": (
-        "Qwen3Moe",
-        dict(num_experts=4, num_experts_per_tok=3, moe_intermediate_size=32, decoder_sparse_step=2),
-    ),
-    "qwen3_experts_gguf": (
-        "Qwen3Moe",
+        norm_topk_prob=True, mlp_only_layers=[1])),
+    "qwen3_experts_every_other": ("Qwen3Moe",
+        dict(num_experts=4, num_experts_per_tok=3, moe_intermediate_size=32,
+        decoder_sparse_step=2)),
+    "qwen3_experts_gguf": ("Qwen3Moe",
         dict(head_dim=32, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32,
-             norm_topk_prob=True),
-    ),
+        norm_topk_prob=True)),
     "mistral_window": ("Mistral", dict(sliding_window=7, head_dim=32)),
-    "qwen2_window": (
-        "Qwen2", dict(use_sliding_window=True, sliding_window=6, max_window_layers=1)
-    ),
-    "qwen3_window": (
-        "Qwen3",
+    "qwen2_window": ("Qwen2", dict(use_sliding_window=True, sliding_window=6, max_window_layers=1)),
+    "qwen3_window": ("Qwen3",
         dict(head_dim=32, use_sliding_window=True, sliding_window=9,
-             layer_types=["sliding_attention", "full_attention"]),
-    ),
-    "gemma3": (
-        "Gemma3",
+        layer_types=["sliding_attention", "full_attention"])),
+    "gemma3": ("Gemma3",
         dict(num_hidden_layers=7, hidden_size=96, head_dim=32, sliding_window=8,
-             query_pre_attn_scalar=24),
-    ),
-    "gemma3_gguf": (
-        "Gemma3", dict(num_hidden_layers=7, head_dim=32, sliding_window=8, query_pre_attn_scalar=32)
-    ),
-    "gemma3_pattern": (
-        "Gemma3",
+        query_pre_attn_scalar=24)),
+    "gemma3_gguf": ("Gemma3",
+        dict(num_hidden_layers=7, head_dim=32, sliding_window=8, query_pre_attn_scalar=32)),
+    "gemma3_pattern": ("Gemma3",
         dict(num_hidden_layers=3, head_dim=16, sliding_window=5, query_pre_attn_scalar=16,
-             sliding_window_pattern=2, rope_scaling=dict(rope_type="linear", factor=8.0)),
-    ),
-    "gemma2_gguf": (
-        "Gemma2", dict(head_dim=32, sliding_window=8, query_pre_attn_scalar=32,
-                       attn_logit_softcapping=5.0)
-    ),
-    "gemma2": (
-        "Gemma2",
+        sliding_window_pattern=2, rope_scaling=dict(rope_type="linear", factor=8.0))),
+    "gemma2_gguf": ("Gemma2",
+        dict(head_dim=32, sliding_window=8, query_pre_attn_scalar=32, attn_logit_softcapping=5.0)),
+    "gemma2": ("Gemma2",
         dict(num_hidden_layers=3, head_dim=32, sliding_window=8, query_pre_attn_scalar=24,
-             attn_logit_softcapping=2.0, final_logit_softcapping=3.0),
-    ),
-    "gemma4": (
-        "Gemma4",
+        attn_logit_softcapping=2.0, final_logit_softcapping=3.0)),
+    "gemma4": ("Gemma4",
         dict(num_hidden_layers=6, layer_types=["sliding_attention", "full_attention"] * 3,
-             head_dim=16, global_head_dim=32, num_kv_shared_layers=3, use_double_wide_mlp=True,
-             hidden_size_per_layer_input=8, vocab_size_per_layer_input=96, sliding_window=8,
-             final_logit_softcapping=3.0),
-    ),
-    "gemma4_values": (
-        "Gemma4",
+        head_dim=16, global_head_dim=32, num_kv_shared_layers=3, use_double_wide_mlp=True,
+        hidden_size_per_layer_input=8, vocab_size_per_layer_input=96, sliding_window=8,
+        final_logit_softcapping=3.0)),
+    "gemma4_values": ("Gemma4",
         dict(num_hidden_layers=3, layer_types=["sliding_attention"] * 2 + ["full_attention"],
-             head_dim=16, global_head_dim=32, attention_k_eq_v=True, num_global_key_value_heads=1,
-             hidden_size_per_layer_input=0, sliding_window=8),
-    ),
-    "gemma4_experts": (
-        "Gemma4",
+        head_dim=16, global_head_dim=32, attention_k_eq_v=True, num_global_key_value_heads=1,
+        hidden_size_per_layer_input=0, sliding_window=8)),
+    "gemma4_experts": ("Gemma4",
         dict(num_hidden_layers=2, head_dim=16, global_head_dim=32, sliding_window=8,
-             hidden_size_per_layer_input=0, enable_moe_block=True, num_experts=8, top_k_experts=2,
-             moe_intermediate_size=48),
-    ),
+        hidden_size_per_layer_input=0, enable_moe_block=True, num_experts=8, top_k_experts=2,
+        moe_intermediate_size=48)),
     "smollm3": ("SmolLM3", dict(num_hidden_layers=4, pad_token_id=None)),
-    "granite": (
-        "Granite",
+    "granite": ("Granite",
         dict(attention_multiplier=0.3, embedding_multiplier=6.0, residual_multiplier=0.3,
-             logits_scaling=4.0, tie_word_embeddings=True),
-    ),
-    "granite4": (
-        "GraniteMoeHybrid",
+        logits_scaling=4.0, tie_word_embeddings=True)),
+    "granite4": ("GraniteMoeHybrid",
         dict(num_local_experts=0, layer_types=["attention"] * 2, shared_intermediate_size=48,
-             position_embedding_type="rope", residual_multiplier=0.3, attention_multiplier=0.3,
-             mamba_n_heads=8),
-    ),
+        position_embedding_type="rope", residual_multiplier=0.3, attention_multiplier=0.3,
+        mamba_n_heads=8)),
     "olmo2": ("Olmo2", {}),
-    "olmo3": (
-        "Olmo3",
-        dict(num_hidden_layers=4, sliding_window=8, rope_parameters=dict(
-            full_attention=YARN, sliding_attention=dict(rope_type="default", rope_theta=500.0))),
-    ),
-    "phi3": ("Phi3", dict(rope_parameters=dict(rope_type="default", partial_rotary_factor=0.5,
-                                               rope_theta=1e4), pad_token_id=None)),
-    "phi3_long": (
-        "Phi3",
-        dict(original_max_position_embeddings=64, pad_token_id=None, rope_parameters=dict(
-            rope_type="longrope", rope_theta=1e4, partial_rotary_factor=0.5,
-            short_factor=[1.0, 1.5, 2.0, 2.5], long_factor=[9.0] * 4)),
-    ),
-    "ministral3": (
-        "Ministral3",
-        dict(head_dim=32, rope_parameters=YARN | dict(
-            original_max_position_embeddings=16, mscale=1.0, mscale_all_dim=0.5,
-            llama_4_scaling_beta=0.3)),
-    ),
-    "gpt_oss": (
-        "GptOss",
+    "olmo3": ("Olmo3",
+        dict(num_hidden_layers=4, sliding_window=8,
+        rope_parameters=dict(full_attention=YARN,
+        sliding_attention=dict(rope_type="default", rope_theta=500.0)))),
+    "phi3": ("Phi3",
+        dict(rope_parameters=dict(rope_type="default", partial_rotary_factor=0.5, rope_theta=1e4),
+        pad_token_id=None)),
+    "phi3_long": ("Phi3",
+        dict(original_max_position_embeddings=64, pad_token_id=None,
+        rope_parameters=dict(rope_type="longrope", rope_theta=1e4, partial_rotary_factor=0.5,
+        short_factor=[1.0, 1.5, 2.0, 2.5], long_factor=[9.0] * 4))),
+    "ministral3": ("Ministral3",
+        dict(head_dim=32,
+        rope_parameters=YARN | dict(original_max_position_embeddings=16, mscale=1.0,
+        mscale_all_dim=0.5, llama_4_scaling_beta=0.3))),
+    "gpt_oss": ("GptOss",
         dict(head_dim=16, sliding_window=8, num_local_experts=4, num_experts_per_tok=2,
-             swiglu_limit=0.6, rope_parameters=YARN | dict(truncate=False)),
-    ),
+        swiglu_limit=0.6, rope_parameters=YARN | dict(truncate=False))),
     "qwen2_yarn": ("Qwen2", dict(rope_parameters=YARN)),
-    "qwen3_yarn": (
-        "Qwen3",
-        dict(head_dim=32, rope_parameters=YARN | dict(
-            attention_factor=0.9, beta_fast=4.0, truncate=False)),
-    ),
-    "lfm2": (
-        "Lfm2",
+    "qwen3_yarn": ("Qwen3",
+        dict(head_dim=32,
+        rope_parameters=YARN | dict(attention_factor=0.9, beta_fast=4.0, truncate=False))),
+    "lfm2": ("Lfm2",
         dict(num_hidden_layers=3, layer_types=["conv", "full_attention", "conv"],
-             block_multiple_of=32, norm_eps=1e-5),
-    ),
-    "lfm2_untied": (
-        "Lfm2",
+        block_multiple_of=32, norm_eps=1e-5)),
+    "lfm2_untied": ("Lfm2",
         dict(num_hidden_layers=2, layer_types=["conv", "full_attention"], conv_L_cache=5,
-             tie_word_embeddings=False, block_auto_adjust_ff_dim=False,
-             rope_parameters=dict(rope_theta=1e4, rope_type="default")),
-    ),
-    "qwen3_5": (
-        "Qwen3_5",
+        tie_word_embeddings=False, block_auto_adjust_ff_dim=False,
+        rope_parameters=dict(rope_theta=1e4, rope_type="default"))),
+    "qwen3_5": ("Qwen3_5",
         dict(head_dim=32, num_hidden_layers=4, linear_num_key_heads=2, linear_num_value_heads=4,
-             linear_key_head_dim=16, linear_value_head_dim=24),
-    ),
-    "qwen3_5_experts": (
-        "Qwen3_5Moe",
+        linear_key_head_dim=16, linear_value_head_dim=24)),
+    "qwen3_5_experts": ("Qwen3_5Moe",
         dict(head_dim=32, linear_num_key_heads=2, linear_num_value_heads=2, num_experts=8,
-             linear_key_head_dim=16, linear_value_head_dim=16, num_experts_per_tok=2,
-             moe_intermediate_size=32, shared_expert_intermediate_size=48,
-             layer_types=["linear_attention", "full_attention"]),
-    ),
+        linear_key_head_dim=16, linear_value_head_dim=16, num_experts_per_tok=2,
+        moe_intermediate_size=32, shared_expert_intermediate_size=48,
+        layer_types=["linear_attention", "full_attention"])),
 }  # fmt: skip
 
 
@@ -285,17 +232,9 @@ def test_logits_are_those_that_transformers_once_computed(variant, tmp_path):
 
 def rope_divisors(head_dim: int) -> np.ndarray:
     """What llama.cpp's converter stores for LLAMA3, from the formula in Llama 3.1's release."""
-    divisors = []
-    for i in range(0, head_dim, 2):
-        wavelength = 2 * np.pi * LLAMA3["rope_theta"] ** (i / head_dim)
-        if wavelength < LLAMA3["original_max_position_embeddings"] / LLAMA3["high_freq_factor"]:
-            divisors.append(1.0)
-        elif wavelength > LLAMA3["original_max_position_embeddings"] / LLAMA3["low_freq_factor"]:
-            divisors.append(LLAMA3["factor"])
-        else:
-            smooth = (LLAMA3["original_max_position_embeddings"] / wavelength - 1.0) / 3.0
-            divisors.append(1 / ((1 - smooth) / LLAMA3["factor"] + smooth))
-    return np.array(divisors, np.float32)
+    wavelength = 2 * np.pi * LLAMA3["rope_theta"] ** (np.arange(0, head_dim, 2) / head_dim)
+    smooth = np.clip((LLAMA3["original_max_position_embeddings"] / wavelength - 1) / 3, 0, 1)
+    return (1 / ((1 - smooth) / LLAMA3["factor"] + smooth)).astype(np.float32)
 
 
 INTERLEAVED = ("llama", "smollm3", "granite")
@@ -393,32 +332,13 @@ def unpermute(rows, heads):
     return rows.reshape(heads, -1, 2, *rows.shape[1:]).swapaxes(1, 2).reshape(rows.shape)
 
 
-@pytest.mark.parametrize(
-    ("variant", "kind"),
-    [
-        ("llama", "F32"),
-        ("llama", "F16"),
-        ("llama", "BF16"),
-        ("llama", "Q8_0"),
-        ("llama", "Q4_0"),
-        ("llama", "Q4_1"),
-        ("llama_llama3_rope", "F32"),
-        ("llama_linear_rope", "F32"),
-        ("qwen2", "F32"),
-        ("qwen3", "F32"),
-        ("qwen3_tied_bias", "Q8_0"),
-        ("qwen3_experts_gguf", "Q8_0"),
-        ("gemma3_gguf", "F32"),
-        ("gemma3_gguf", "Q8_0"),
-        ("gemma3_pattern", "F32"),
-        ("gemma2_gguf", "F32"),
-        ("smollm3", "F32"),
-        ("granite", "Q8_0"),
-        ("olmo2", "F32"),
-        ("lfm2", "F32"),
-        ("lfm2_untied", "Q8_0"),
-    ],
-)
+@pytest.mark.parametrize(("variant", "kind"), [
+    *(("llama", kind) for kind in ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1")),
+    ("llama_llama3_rope", "F32"), ("llama_linear_rope", "F32"), ("qwen2", "F32"), ("qwen3", "F32"),
+    ("qwen3_tied_bias", "Q8_0"), ("qwen3_experts_gguf", "Q8_0"), ("gemma3_gguf", "F32"),
+    ("gemma3_gguf", "Q8_0"), ("gemma3_pattern", "F32"), ("gemma2_gguf", "F32"), ("smollm3", "F32"),
+    ("granite", "Q8_0"), ("olmo2", "F32"), ("lfm2", "F32"), ("lfm2_untied", "Q8_0"),
+])  # fmt: skip
 def test_gguf_gives_the_logits_of_transformers(variant, kind, tmp_path):
     model, tokens = reference(variant), some_tokens()
     arch = VARIANTS[variant][0].lower()
@@ -438,32 +358,22 @@ def test_rope_divisors_of_another_formula_are_refused(tmp_path):
 
 
 LLAMA = dict(BASE, architectures=["LlamaForCausalLM"])
-MISTRAL: dict[str, object] = {"architectures": ["MistralForCausalLM"]}
-GEMMA3: dict[str, object] = {"architectures": ["Gemma3ForCausalLM"]}
-GEMMA4: dict[str, object] = {"architectures": ["Gemma4ForCausalLM"]}
-GPT_OSS: dict[str, object] = {"architectures": ["GptOssForCausalLM"]}
-GRANITE4: dict[str, object] = {
-    "architectures": ["GraniteMoeHybridForCausalLM"],
-    "layer_types": ["attention"] * 2,
-    "num_local_experts": 0,
-}
-PHI3: dict[str, object] = {"architectures": ["Phi3ForCausalLM"]}
+_NAMES = "Mistral Gemma3 Gemma4 GptOss GraniteMoeHybrid Phi3 SmolLM3".split()
+_KINDS: list[dict[str, object]] = [{"architectures": [f"{name}ForCausalLM"]} for name in _NAMES]
+MISTRAL, GEMMA3, GEMMA4, GPT_OSS, _HYBRID, PHI3, SMOLLM3 = _KINDS
+GRANITE4 = _HYBRID | {"layer_types": ["attention"] * 2, "num_local_experts": 0}
 LONG: dict[str, object] = {"type": "longrope", "factor": 2.0}
-SMOLLM3: dict[str, object] = {"architectures": ["SmolLM3ForCausalLM"]}
 
 
-@pytest.mark.parametrize(
-    ("model_type", "name"),
-    [
-        ("llama", "LlamaForCausalLM"),
-        ("qwen3_5_moe", "Qwen3_5MoeForConditionalGeneration"),
-        ("qwen3_5_moe_text", "Qwen3_5MoeForCausalLM"),
-        ("granitemoehybrid", "GraniteMoeHybridForCausalLM"),
-        ("gemma4_unified_text", "Gemma4UnifiedForCausalLM"),
-        ("bert", None),
-        (None, None),
-    ],
-)
+@pytest.mark.parametrize(("model_type", "name"), [
+    ("llama", "LlamaForCausalLM"),
+    ("qwen3_5_moe", "Qwen3_5MoeForConditionalGeneration"),
+    ("qwen3_5_moe_text", "Qwen3_5MoeForCausalLM"),
+    ("granitemoehybrid", "GraniteMoeHybridForCausalLM"),
+    ("gemma4_unified_text", "Gemma4UnifiedForCausalLM"),
+    ("bert", None),
+    (None, None),
+])  # fmt: skip
 def test_a_model_type_names_a_class_of_transformers(model_type, name):
     assert config_json.class_of(model_type) == name
 
@@ -485,16 +395,13 @@ def test_rope_reads_alike_in_the_spelling_of_transformers_4_and_5():
         assert unscaled.attentions[0].rope_scaling is None
 
 
-@pytest.mark.parametrize(
-    ("new", "old", "theta", "scaling"),
-    [
-        (LINEAR, {"type": "linear", "factor": 2}, 1e4, 2.0),
-        ({"rope_theta": 5.0}, LINEAR | {"rope_theta": 5.0}, 5.0, 2.0),
-        ({"rope_theta": 5.0}, {"type": "linear", "factor": 3}, 5.0, 3.0),
-        ({"rope_theta": 5.0}, {}, 5.0, None),
-        ({}, LINEAR, 1e4, 2.0),
-    ],
-)
+@pytest.mark.parametrize(("new", "old", "theta", "scaling"), [
+    (LINEAR, {"type": "linear", "factor": 2}, 1e4, 2.0),
+    ({"rope_theta": 5.0}, LINEAR | {"rope_theta": 5.0}, 5.0, 2.0),
+    ({"rope_theta": 5.0}, {"type": "linear", "factor": 3}, 5.0, 3.0),
+    ({"rope_theta": 5.0}, {}, 5.0, None),
+    ({}, LINEAR, 1e4, 2.0),
+])  # fmt: skip
 def test_both_spellings_of_rope_together_are_both_applied(new, old, theta, scaling):
     settings = LLAMA | {"rope_parameters": new, "rope_scaling": old}
     [mixer, *_] = config_json.read_config(settings, "c").attentions
@@ -502,55 +409,41 @@ def test_both_spellings_of_rope_together_are_both_applied(new, old, theta, scali
     assert mixer.rope_scaling == (scaling and RopeScaling("linear", scaling))
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        (
-            {"rope_parameters": LINEAR, "rope_scaling": {"type": "linear", "factor": 4}},
-            "expected the same in rope_parameters and rope_scaling.*factor",
-        ),
-        ({"architectures": ["MambaForCausalLM"]}, "MambaForCausalLM.*supported: LlamaForCausalLM"),
-        ({"architectures": None, "model_type": "gpt2"}, "'gpt2' is not supported"),
-        ({"mlp_bias": True}, "mlp_bias"),
-        ({"hidden_act": "gelu"}, "hidden_act 'gelu'"),
-        (
-            {"quantization_config": {"quant_method": "fp8", "weight_block_size": [64, 64]}},
-            "weight_block_size.*supported: .*fp8 in blocks of 128 x 128.* or GGUF",
-        ),
-        ({"rope_scaling": {"rope_type": "ntk", "factor": 4.0}}, "'ntk'.*default, linear, llama3"),
-        ({"rope_scaling": {"rope_type": "llama3", "factor": 4.0}}, "'llama3' lacks.*low_freq"),
-        ({"partial_rotary_factor": 1.5}, "partial_rotary_factor above 0 and up to 1, got 1.5"),
-        ({"use_sliding_window": True}, "use_sliding_window 'True'.*supported: false"),
-        (MISTRAL | {"sliding_window": 0}, "positive integer for 'sliding_window', .*got 0"),
-        (MISTRAL | {"layer_types": ["full_attention"]}, "each of 2 layers in 'layer_types', got 1"),
-        (GEMMA3 | {"layer_types": ["chunked_attention"] * 2}, "layer_types.*and sliding_attention"),
-        (
-            GEMMA4 | {"per_layer_config": {"1": {"sliding_window": 3}}},
-            "per_layer_config with sliding_window is not supported",
-        ),
-        (GEMMA4 | {"num_kv_shared_layers": 1}, "a layer of each kind before the 1 of.*got sliding"),
-        (GEMMA4 | {"hidden_size_per_layer_input": 8}, "vocab_size_per_layer_input of 96.*None"),
-        (GEMMA4 | {"use_bidirectional_attention": "all"}, "use_bidirectional_attention 'all'"),
-        (GEMMA3 | {"final_logit_softcapping": 30.0}, "final_logit_softcapping '30.0'"),
-        (GEMMA3 | {"hidden_activation": "gelu"}, "hidden_activation 'gelu'.*gelu_pytorch_tanh"),
-        (
-            GPT_OSS | {"quantization_config": {"quant_method": "fp8"}},
-            "fp8.*supported: mxfp4 or GGUF",
-        ),
-        (GRANITE4 | {"layer_types": ["mamba", "attention"]}, "layer_types.*full_attention only"),
-        (GRANITE4 | {"num_local_experts": 2}, "num_local_experts '2' is not supported"),
-        (PHI3 | {"rope_scaling": LONG | {"short_factor": [1.0]}}, "rotated channels.*got 16 and 1"),
-        (PHI3 | {"rope_scaling": {"type": "yarn", "short_factor": 1}}, "'longrope' lacks a usable"),
-        (SMOLLM3 | {"no_rope_layers": [1]}, "each of 2 layers in 'no_rope_layers', got 1"),
-        (GEMMA3 | {"query_pre_attn_scalar": 0}, "query_pre_attn_scalar, got 0"),
-        (
-            GEMMA3 | {"rope_parameters": {"sliding_attention": {"rope_type": "linear"}}},
-            "type 'linear' in layers that slide",
-        ),
-        ({"hidden_size": None}, "positive integer for 'hidden_size', .*got nothing"),
-        ({"num_key_value_heads": 3}, "divisible by the key-value heads.* got 4, 3 and"),
-    ],
-)
+@pytest.mark.parametrize(("changes", "message"), [
+    ({"rope_parameters": LINEAR, "rope_scaling": {"type": "linear", "factor": 4}},
+     "expected the same in rope_parameters and rope_scaling.*factor"),
+    ({"architectures": ["MambaForCausalLM"]}, "MambaForCausalLM.*supported: LlamaForCausalLM"),
+    ({"architectures": None, "model_type": "gpt2"}, "'gpt2' is not supported"),
+    ({"mlp_bias": True}, "mlp_bias"),
+    ({"hidden_act": "gelu"}, "hidden_act 'gelu'"),
+    ({"quantization_config": {"quant_method": "fp8", "weight_block_size": [64, 64]}},
+     "weight_block_size.*supported: .*fp8 in blocks of 128 x 128.* or GGUF"),
+    ({"rope_scaling": {"rope_type": "ntk", "factor": 4.0}}, "'ntk'.*default, linear, llama3"),
+    ({"rope_scaling": {"rope_type": "llama3", "factor": 4.0}}, "'llama3' lacks.*low_freq"),
+    ({"partial_rotary_factor": 1.5}, "partial_rotary_factor above 0 and up to 1, got 1.5"),
+    ({"use_sliding_window": True}, "use_sliding_window 'True'.*supported: false"),
+    (MISTRAL | {"sliding_window": 0}, "positive integer for 'sliding_window', .*got 0"),
+    (MISTRAL | {"layer_types": ["full_attention"]}, "each of 2 layers in 'layer_types', got 1"),
+    (GEMMA3 | {"layer_types": ["chunked_attention"] * 2}, "layer_types.*and sliding_attention"),
+    (GEMMA4 | {"per_layer_config": {"1": {"sliding_window": 3}}},
+     "per_layer_config with sliding_window is not supported"),
+    (GEMMA4 | {"num_kv_shared_layers": 1}, "a layer of each kind before the 1 of.*got sliding"),
+    (GEMMA4 | {"hidden_size_per_layer_input": 8}, "vocab_size_per_layer_input of 96.*None"),
+    (GEMMA4 | {"use_bidirectional_attention": "all"}, "use_bidirectional_attention 'all'"),
+    (GEMMA3 | {"final_logit_softcapping": 30.0}, "final_logit_softcapping '30.0'"),
+    (GEMMA3 | {"hidden_activation": "gelu"}, "hidden_activation 'gelu'.*gelu_pytorch_tanh"),
+    (GPT_OSS | {"quantization_config": {"quant_method": "fp8"}}, "fp8.*supported: mxfp4 or GGUF"),
+    (GRANITE4 | {"layer_types": ["mamba", "attention"]}, "layer_types.*full_attention only"),
+    (GRANITE4 | {"num_local_experts": 2}, "num_local_experts '2' is not supported"),
+    (PHI3 | {"rope_scaling": LONG | {"short_factor": [1.0]}}, "rotated channels.*got 16 and 1"),
+    (PHI3 | {"rope_scaling": {"type": "yarn", "short_factor": 1}}, "'longrope' lacks a usable"),
+    (SMOLLM3 | {"no_rope_layers": [1]}, "each of 2 layers in 'no_rope_layers', got 1"),
+    (GEMMA3 | {"query_pre_attn_scalar": 0}, "query_pre_attn_scalar, got 0"),
+    (GEMMA3 | {"rope_parameters": {"sliding_attention": {"rope_type": "linear"}}},
+     "type 'linear' in layers that slide"),
+    ({"hidden_size": None}, "positive integer for 'hidden_size', .*got nothing"),
+    ({"num_key_value_heads": 3}, "divisible by the key-value heads.* got 4, 3 and"),
+])  # fmt: skip
 def test_what_the_decoder_cannot_do_is_refused_by_name(changes, message):
     with pytest.raises(BadInput, match=message) as caught:
         config_json.read_config({**LLAMA, **changes}, "config.json")

@@ -180,16 +180,12 @@ def blocks(shape):
     return tuple(-(-n // 128) for n in shape)
 
 
-@pytest.mark.parametrize(
-    ("settings", "packing", "counts", "suffix"),
-    [
-        (QWEN3, IN_FP8, blocks, "_scale_inv"),
-        (QWEN3_EXPERTS, IN_FP8, blocks, "_scale_inv"),
-        (QWEN3, FLOAT, lambda shape: (shape[0], 1), "_scale"),
-        (QWEN3, FLOAT, lambda shape: (1,), "_scale"),
-    ],
-    ids=["blocks", "experts", "rows", "tensors"],
-)
+@pytest.mark.parametrize(("settings", "packing", "counts", "suffix"), [
+    (QWEN3, IN_FP8, blocks, "_scale_inv"),
+    (QWEN3_EXPERTS, IN_FP8, blocks, "_scale_inv"),
+    (QWEN3, FLOAT, lambda shape: (shape[0], 1), "_scale"),
+    (QWEN3, FLOAT, lambda shape: (1,), "_scale"),
+], ids=["blocks", "experts", "rows", "tensors"])  # fmt: skip
 def test_fp8_is_read_as_the_values_that_it_stands_for(tmp_path, settings, packing, counts, suffix):
     """Also where scales are in another file; scales of activations are left out."""
     config = config_json.read_config(settings | {"quantization_config": packing}, "test")
@@ -344,24 +340,21 @@ def cut_short(folder):
     file.write_bytes(file.read_bytes()[:-100])
 
 
-@pytest.mark.parametrize(
-    ("spoil", "message"),
-    [
-        (holding({}, lacks=f"{UP}.weight"), f"1 tensors are missing: {UP}.weight"),
-        (holding({NORM: np.ones(17)}), rf"'{NORM}': expected shape \(16,\), got \(17,\)"),
-        (holding({BIAS: np.ones(16)}), f"unexpected or repeated tensor '{BIAS}'"),
-        (holding({NORM: np.ones(16, np.int8)}), f"'{NORM}': expected one of F32.*, got I8"),
-        (holding({f"{UP}.weight": IN_8_BITS, f"{UP}.weight_scale_inv": np.ones((3, 2))}),
-         r"up_proj.weight': .* got F8_E4M3 with scales of shape \(3, 2\)"),
-        (cut_short, "not a readable safetensors file"),
-        (saying("model.safetensors", "x" * 500), "not a readable safetensors file"),
-        (saying("model.safetensors.index.json", GONE), "names gone.safetensors, which is missing"),
-        (with_90_rows, "expected tokens below 90, the rows of the model's embedding, got"),
-        (lambda d: (d / "model.safetensors").rename(d / "a.bin"), "found none; convert others"),
-        (lambda d: (d / "config.json").unlink(), "expected a config.json"),
-        (saying("config.json", "{"), "not a readable JSON file"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("spoil", "message"), [
+    (holding({}, lacks=f"{UP}.weight"), f"1 tensors are missing: {UP}.weight"),
+    (holding({NORM: np.ones(17)}), rf"'{NORM}': expected shape \(16,\), got \(17,\)"),
+    (holding({BIAS: np.ones(16)}), f"unexpected or repeated tensor '{BIAS}'"),
+    (holding({NORM: np.ones(16, np.int8)}), f"'{NORM}': expected one of F32.*, got I8"),
+    (holding({f"{UP}.weight": IN_8_BITS, f"{UP}.weight_scale_inv": np.ones((3, 2))}),
+     r"up_proj.weight': .* got F8_E4M3 with scales of shape \(3, 2\)"),
+    (cut_short, "not a readable safetensors file"),
+    (saying("model.safetensors", "x" * 500), "not a readable safetensors file"),
+    (saying("model.safetensors.index.json", GONE), "names gone.safetensors, which is missing"),
+    (with_90_rows, "expected tokens below 90, the rows of the model's embedding, got"),
+    (lambda d: (d / "model.safetensors").rename(d / "a.bin"), "found none; convert others"),
+    (lambda d: (d / "config.json").unlink(), "expected a config.json"),
+    (saying("config.json", "{"), "not a readable JSON file"),
+])  # fmt: skip
 def test_damaged_directories_are_one_clear_line(directory, spoil, message):
     spoil(directory)
     with pytest.raises(BadInput, match=message) as caught:

@@ -179,15 +179,9 @@ ROWS = {
     "beside each other": [[(0, 20)], [(20, 70)], [(70, 71)], [(71, 150)]],
     "at borders": [[(0, 64)], [(64, 128)], [(128, 150)]],
     "one prefix": [[(0, 100)], [(0, 64), (128, 150)], [(0, 64), (192, 300)]],
-    "prefixes of prefixes": [
-        [(0, 140)],
-        [(0, 128), (192, 320)],
-        [(0, 128), (192, 256), (320, 340)],
-        [(0, 64), (384, 400)],
-        [(448, 520)],
-        [(448, 512), (576, 577)],
-    ],
-}
+    "prefixes of prefixes": [[(0, 140)], [(0, 128), (192, 320)], [(0, 128), (192, 256), (320, 340)],
+        [(0, 64), (384, 400)], [(448, 520)], [(448, 512), (576, 577)]],
+}  # fmt: skip
 """Sequences by the spans of a row where they stand. They go on from prefixes at borders of 64."""
 
 
@@ -234,13 +228,10 @@ def test_chunks_stay_exact_where_all_keys_are_alike():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "spans", "owner_of_each"),
-    [
-        ("mixed", [[(0, 5)], [(5, 75)], [(75, 77)], [(77, 90)]], [0, 1, 2, 0]),
-        ("mixed", [[(0, 75)], [(0, 64), (128, 140)], [(140, 150)]], [0, 0, 1]),
-    ],
-)
+@pytest.mark.parametrize(("name", "spans", "owner_of_each"), [
+    ("mixed", [[(0, 5)], [(5, 75)], [(75, 77)], [(77, 90)]], [0, 1, 2, 0]),
+    ("mixed", [[(0, 75)], [(0, 64), (128, 140)], [(140, 150)]], [0, 0, 1]),
+])  # fmt: skip
 def test_sequences_of_a_row_are_computed_as_if_each_were_alone(name, spans, owner_of_each):
     """Their values, and by gradient: no token has one from another sequence of its row."""
     ends, places = row_of(*spans)
@@ -308,14 +299,11 @@ def sampled(name: str, stacked: bool, prompts: Sequence[np.ndarray], first: int 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "name, stacked, lengths",
-    [
-        ("mixed", False, (65, 90, 1, 2, 66, 30)),
-        ("gemma4", False, (20, 33)),
-        ("gemma4_readers", True, (20, 33)),
-    ],
-)
+@pytest.mark.parametrize("name, stacked, lengths", [
+    ("mixed", False, (65, 90, 1, 2, 66, 30)),
+    ("gemma4", False, (20, 33)),
+    ("gemma4_readers", True, (20, 33)),
+])  # fmt: skip
 def test_the_engine_samples_from_what_the_update_computes(name, stacked, lengths):
     """With prompts of all lengths side by side, and slots that others have used before."""
     rng = np.random.default_rng(5)

@@ -22,24 +22,16 @@ SYSTEM = {"role": "system", "content": "plan"}
 USER = {"role": "user", "content": "3+5=?"}
 ASSISTANT = {"role": "assistant", "content": "8"}
 TEXTS = (
-    "the quick brown fox",
-    " leading and  double  spaces ",
-    "3+5+9=?",
-    "é unknown ☃",
-    "\nplanner: 12",
-    "",
-)
+    "the quick brown fox", " leading and  double  spaces ", "3+5+9=?", "é unknown ☃",
+    "\nplanner: 12", "",
+)  # fmt: skip
 
 
 def test_bytes_spell_roles_and_turns():
     tok = ByteTokenizer()
     assert tok.chat([SYSTEM, USER]) == [258, *b"plan", 259, *b"3+5=?", 260]
-    assert tok.chat([USER, ASSISTANT, USER]) == [
-        *[259, *b"3+5=?"],
-        *[260, *b"8", 257],
-        *[259, *b"3+5=?"],
-        260,
-    ]
+    asked = [259, *b"3+5=?"]
+    assert tok.chat([USER, ASSISTANT, USER]) == [*asked, 260, *b"8", 257, *asked, 260]
     assert tok.decode([*"é8".encode(), 257, 256, 258]) == "é8"
     assert tok.decode([0xC3]) == "\ufffd"  # a sampled, broken character is still text
     assert max(tok.chat([SYSTEM, USER, ASSISTANT])) < tok.vocab_size
@@ -143,17 +135,14 @@ def test_a_template_without_system_messages_shows_them_all_the_same(template):
     assert "plan\n\n3+5=?" in tok.decode(tok.chat([SYSTEM, USER]))
 
 
-@pytest.mark.parametrize(
-    ("messages", "shown"),
-    [
-        ([SYSTEM, USER], "[plan\n\n3+5=?]"),
-        ([SYSTEM, ASSISTANT], "[plan][8]"),
-        ([SYSTEM, ASSISTANT, USER], "[plan][8][3+5=?]"),
-        ([USER, SYSTEM, ASSISTANT, USER], "[plan\n\n3+5=?][8][3+5=?]"),
-        ([SYSTEM], "[plan]"),
-        ([ASSISTANT, USER], "[8][3+5=?]"),
-    ],
-)
+@pytest.mark.parametrize(("messages", "shown"), [
+    ([SYSTEM, USER], "[plan\n\n3+5=?]"),
+    ([SYSTEM, ASSISTANT], "[plan][8]"),
+    ([SYSTEM, ASSISTANT, USER], "[plan][8][3+5=?]"),
+    ([USER, SYSTEM, ASSISTANT, USER], "[plan\n\n3+5=?][8][3+5=?]"),
+    ([SYSTEM], "[plan]"),
+    ([ASSISTANT, USER], "[8][3+5=?]"),
+])  # fmt: skip
 def test_a_folded_system_message_changes_no_word_of_the_assistants(messages, shown):
     tok = Tokenizer(fast(ALTERNATING, eos_token="</s>"))
     assert tok.decode(tok.chat(messages)) == shown
@@ -221,25 +210,22 @@ OFTEN = TURNS + "{{ 'Reasoning: ' + (reasoning_effort or 'medium') }}"  # as of 
 DEEP = TURNS + "{% if thinking %}deep{% endif %}{{ messages[0].thinking }}"  # as of Granite
 
 
-@pytest.mark.parametrize(
-    ("template", "mode", "shown"),
-    [
-        (LEVELS, False, "quick"),
-        (LEVELS, "low", "low"),
-        (LEVELS, "xhigh", "xhigh"),
-        (LEVELS, "max", None),
-        (THINKS, "low", None),
-        (OFTEN, False, "Reasoning: medium"),
-        (OFTEN, True, "Reasoning: medium"),
-        (OFTEN, "high", "Reasoning: high"),
-        (DEEP, True, "deep"),
-        (DEEP, False, ""),
-        (THINKS, False, "no thinking"),
-        (THINKS, True, ""),
-        (TURNS, False, ""),
-        (TURNS, True, None),
-    ],
-)
+@pytest.mark.parametrize(("template", "mode", "shown"), [
+    (LEVELS, False, "quick"),
+    (LEVELS, "low", "low"),
+    (LEVELS, "xhigh", "xhigh"),
+    (LEVELS, "max", None),
+    (THINKS, "low", None),
+    (OFTEN, False, "Reasoning: medium"),
+    (OFTEN, True, "Reasoning: medium"),
+    (OFTEN, "high", "Reasoning: high"),
+    (DEEP, True, "deep"),
+    (DEEP, False, ""),
+    (THINKS, False, "no thinking"),
+    (THINKS, True, ""),
+    (TURNS, False, ""),
+    (TURNS, True, None),
+])  # fmt: skip
 def test_thinking_is_the_templates_mode_and_may_have_levels_of_effort(template, mode, shown):
     tok = Tokenizer(fast(template, eos_token="</s>"))
     if shown is None:
@@ -295,17 +281,11 @@ def test_unusable_templates_are_one_clear_line():
 def train(folder, kind: str):
     lines = [*TEXTS[:3], "add 3+5+9 and then 2 more is 19", "numbers 10 20 30; 99 bottles"] * 20
     sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(lines),
-        model_prefix=str(folder / "tokenizer"),
-        vocab_size=310,
-        model_type=kind,
-        byte_fallback=True,
-        split_digits=True,
-        hard_vocab_limit=False,
+        sentence_iterator=iter(lines), model_prefix=str(folder / "tokenizer"), vocab_size=310,
+        model_type=kind, byte_fallback=True, split_digits=True, hard_vocab_limit=False,
         remove_extra_whitespaces=kind == "unigram",
-        normalization_rule_name="nmt_nfkc" if kind == "unigram" else "identity",
-        minloglevel=2,
-    )
+        normalization_rule_name="nmt_nfkc" if kind == "unigram" else "identity", minloglevel=2,
+    )  # fmt: skip
     return sentencepiece.SentencePieceProcessor(model_file=str(folder / "tokenizer.model"))
 
 

@@ -22,35 +22,17 @@ from marft_jax.types import Sampling
 
 LAYERS, WINDOW = 3, 7
 CONFIG = small.config_of(
-    n_layers=LAYERS,
-    tie_embeddings=True,
-    qk_norm=True,
-    window=WINDOW,
-    sliding=(True, False, True),
-    local_rope_theta=100.0,
-    query_pre_attn_scalar=12.0,
-    activation="gelu_pytorch_tanh",
-    post_norms=True,
-    norm_offset=True,
-    scale_embeddings=True,
-)
+    n_layers=LAYERS, tie_embeddings=True, qk_norm=True, window=WINDOW, sliding=(True, False, True),
+    local_rope_theta=100.0, query_pre_attn_scalar=12.0, activation="gelu_pytorch_tanh",
+    post_norms=True, norm_offset=True, scale_embeddings=True,
+)  # fmt: skip
 
 RULES = small.config_of(
-    n_layers=LAYERS,
-    rope_scaling=RopeScaling("yarn", 4.0, 1.0, 32.0, 16, 1.1),
-    rotary_channels=4,
-    rotated=(True, False, True),
-    window=WINDOW,
-    sliding=(True, False, False),
-    qk_norm=True,
-    wide_norm=True,
-    cap=2.0,
-    sinks=True,
-    pre_norms=False,
-    post_norms=True,
-    logits_cap=4.0,
+    n_layers=LAYERS, rope_scaling=RopeScaling("yarn", 4.0, 1.0, 32.0, 16, 1.1), rotary_channels=4,
+    rotated=(True, False, True), window=WINDOW, sliding=(True, False, False), qk_norm=True,
+    wide_norm=True, cap=2.0, sinks=True, pre_norms=False, post_norms=True, logits_cap=4.0,
     **multipliers(0.4, 2.0, 0.7, 1.5),
-)
+)  # fmt: skip
 """What other families have: rules for scores, layers without rotation, multipliers."""
 
 
@@ -142,13 +124,9 @@ def test_logprobs_of_the_engine_are_those_of_a_full_forward_pass(stacked, config
     engine, requests = small.engine(layers=LAYERS, stacked=stacked, config=config), asked(6)
     done = small.answers(engine, requests)
     whole = small.full_forward(
-        small.adapters(3, layers=LAYERS),
-        [r.prompt for r in requests],
-        [c.ids for c in done],
-        [r.owner for r in requests],
-        [1.0] * len(requests),
-        config=config,
-    )
+        small.adapters(3, layers=LAYERS), [r.prompt for r in requests], [c.ids for c in done],
+        [r.owner for r in requests], [1.0] * len(requests), config=config,
+    )  # fmt: skip
     for completion, expected in zip(done, whole, strict=True):
         picked = expected[np.arange(len(completion.ids)), completion.ids]
         np.testing.assert_allclose(completion.logprobs, picked, atol=bounds.logprobs(config))

@@ -65,14 +65,12 @@ def spoiled(change):
 
 
 HOSTILE = {
-    "a pickle": lambda: pickle.dumps(Evil()),
-    "no JSON": lambda: b"{",
-    "deep JSON": lambda: b"[" * 100_000,
-    "no episodes": lambda: b'{"episodes": 3, "failure": null}',
+    "a pickle": lambda: pickle.dumps(Evil()), "no JSON": lambda: b"{",
+    "deep JSON": lambda: b"[" * 100_000, "no episodes": lambda: b'{"episodes": 3, "failure": null}',
     "a field too many": lambda: spoiled(lambda p: p["episodes"][0]["turns"][0].update(x=1)),
     "a field too few": lambda: spoiled(lambda p: p["episodes"][0].pop("task")),
     "no tokens": lambda: spoiled(lambda p: p["episodes"][0]["turns"][0].update(action=["a"])),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("what", HOSTILE)
@@ -81,15 +79,12 @@ def test_anything_else_is_refused_and_nothing_is_executed(what):
         read_part(HOSTILE[what]())
 
 
-@pytest.mark.parametrize(
-    ("changed", "message"),
-    [
-        ({"coordinator": "localhost"}, "expected HOST:PORT, or auto"),
-        ({"coordinator": "localhost:99999"}, "expected HOST:PORT, or auto"),
-        ({"process": 2}, "--mesh.process below N, got 2 and 2"),
-        ({"processes": None}, "--mesh.processes N as well"),
-    ],
-)
+@pytest.mark.parametrize(("changed", "message"), [
+    ({"coordinator": "localhost"}, "expected HOST:PORT, or auto"),
+    ({"coordinator": "localhost:99999"}, "expected HOST:PORT, or auto"),
+    ({"process": 2}, "--mesh.process below N, got 2 and 2"),
+    ({"processes": None}, "--mesh.processes N as well"),
+])  # fmt: skip
 def test_a_coordinator_that_cannot_be_is_bad_input(changed, message):
     known = {"coordinator": "localhost:1", "processes": 2, "process": 1, "wait_seconds": 0.2}
     with pytest.raises(BadInput, match=message):

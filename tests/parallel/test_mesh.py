@@ -30,13 +30,10 @@ def test_an_impossible_mesh_is_refused_with_the_possible_ones(asked):
         mesh.make_mesh(config_lib.Mesh(*asked))
 
 
-@pytest.mark.parametrize(
-    "asked, learning, playing",
-    [
-        ({"rollout": (2,)}, (6, 1, 1), (2, 1, 1)),
-        ({"rollout": (1, 2, 2), "tensor": 2}, (2, 1, 2), (1, 2, 2)),
-    ],
-)
+@pytest.mark.parametrize("asked, learning, playing", [
+    ({"rollout": (2,)}, (6, 1, 1), (2, 1, 1)),
+    ({"rollout": (1, 2, 2), "tensor": 2}, (2, 1, 2), (1, 2, 2)),
+])  # fmt: skip
 def test_devices_that_only_play_have_a_mesh_of_their_own(asked, learning, playing):
     pair = mesh.make_meshes(config_lib.Mesh(**asked))
     assert [tuple(where.shape.values()) for where in pair] == [learning, playing]
@@ -49,16 +46,13 @@ def test_every_process_has_a_share_of_both_meshes():
     assert [[d.id for d in where.devices.flat] for where in pair] == [[0, 1, 2, 4, 5, 6], [3, 7]]
 
 
-@pytest.mark.parametrize(
-    "asked, message",
-    [
-        ({"rollout": (8,)}, "--mesh.rollout: expected .* and fewer than its 4, got 8"),
-        ({"rollout": (3,)}, "--mesh.rollout: expected .* each of 2 processes .* got 3"),
-        ({"rollout": (1, 1, 1, 2)}, "--mesh.rollout: expected data, or data, .* got 1 1 1 2"),
-        ({"rollout": (1, 1, 4)}, "--mesh.rollout: fsdp x tensor = 4 .* divisor of the 2 devices"),
-        ({"rollout": (4,), "data": 8}, "expected .* = 4 devices that --mesh.rollout leaves, got"),
-    ],
-)
+@pytest.mark.parametrize("asked, message", [
+    ({"rollout": (8,)}, "--mesh.rollout: expected .* and fewer than its 4, got 8"),
+    ({"rollout": (3,)}, "--mesh.rollout: expected .* each of 2 processes .* got 3"),
+    ({"rollout": (1, 1, 1, 2)}, "--mesh.rollout: expected data, or data, .* got 1 1 1 2"),
+    ({"rollout": (1, 1, 4)}, "--mesh.rollout: fsdp x tensor = 4 .* divisor of the 2 devices"),
+    ({"rollout": (4,), "data": 8}, "expected .* = 4 devices that --mesh.rollout leaves, got"),
+])  # fmt: skip
 def test_devices_that_cannot_be_divided_are_refused(asked, message):
     with pytest.raises(BadInput, match=message):
         mesh.make_meshes(config_lib.Mesh(**asked), per_process=4)

@@ -12,15 +12,12 @@ from marft_jax.parallel import processes
 from marft_jax.settings import config as config_lib
 
 
-@pytest.mark.parametrize(
-    "installed, chips, asked, passed_over",
-    [
-        (["libtpu"], [], "", True),
-        ([], [], "", False),
-        (["libtpu"], ["/dev/accel0"], "", False),
-        (["libtpu"], [], "tpu", False),
-    ],
-)
+@pytest.mark.parametrize("installed, chips, asked, passed_over", [
+    (["libtpu"], [], "", True),
+    ([], [], "", False),
+    (["libtpu"], ["/dev/accel0"], "", False),
+    (["libtpu"], [], "tpu", False),
+])  # fmt: skip
 def test_a_tpu_is_looked_for_where_there_may_be_one(
     monkeypatch, installed, chips, asked, passed_over
 ):

@@ -40,12 +40,8 @@ def sampler(request):
 
 def requests(n=6, **changed):
     rng = np.random.default_rng(0)
-    made = [
-        Request(
-            rng.integers(0, 256, 5 + i).astype(np.int32), i % 3, Sampling(12), (4, 0, i, 0, 0, 0)
-        )
-        for i in range(n)
-    ]
+    prompts = [rng.integers(0, 256, 5 + i).astype(np.int32) for i in range(n)]
+    made = [Request(p, i % 3, Sampling(12), (4, 0, i, 0, 0, 0)) for i, p in enumerate(prompts)]
     return [request._replace(**changed) for request in made]
 
 
@@ -200,11 +196,7 @@ def test_a_version_is_of_the_content_alone():
     first = jax.tree.leaves(changed)[0]
     first.flat[0] = np.nextafter(first.flat[0], 9)
     versions = {version_of({MAIN: own}) for own in (*others, changed)}
-    versions |= {
-        version_of(one),
-        version_of({"other": one[MAIN]}),
-        version_of({**one, "b": one[MAIN]}),
-    }
+    versions |= {version_of(x) for x in (one, {"other": one[MAIN]}, {**one, "b": one[MAIN]})}
     assert len(versions) == 6
 
 
