@@ -131,6 +131,13 @@ def modules_of_a_test_end_with_it(tmp_path_factory: pytest.TempPathFactory):
 
 
 @pytest.fixture
+def float16() -> None:
+    """XLA computes no float16 for CPUs before AVX, which have no instruction for it."""
+    if "max_isa=SSE4_2" in os.environ.get("XLA_FLAGS", ""):
+        pytest.skip("needs a CPU that converts float16")
+
+
+@pytest.fixture
 def own_programs(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is traced in the test is its own."""
     names = [(learner, name) for name in ("objective_of", "critic_of", "compiled")]

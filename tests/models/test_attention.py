@@ -379,6 +379,7 @@ def operands(seed: int = 0, dtype=jnp.float32):
 
 
 @pytest.mark.parametrize("reference", platforms.FORMS, ids=lambda f: f.__name__)
+@pytest.mark.usefixtures("float16")
 def test_every_platforms_form_equals_its_reference(reference):
     arrays, constants = operands()[reference]
     expected = reference(*arrays, **constants)

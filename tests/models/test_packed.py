@@ -20,6 +20,7 @@ from marft_jax.sampling.protocol import Request
 from marft_jax.settings.config import Model
 from marft_jax.types import Sampling
 
+pytestmark = pytest.mark.usefixtures("float16")  # scales are that
 KINDS = {"int8": (8.25, 0.01), "int4": (4.5, 0.12), "nf4": (4.5, 0.11)}
 """Bits of a value with its share of the scale, and the largest relative error of normal weights."""
 
