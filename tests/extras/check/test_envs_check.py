@@ -111,10 +111,7 @@ def test_views_and_tools_are_tried_and_agents_may_have_names_of_their_own():
 @pytest.mark.parametrize(
     "methods, message",
     [
-        (
-            {"view": lambda self, agent, text: None},
-            "seed 0: view: expected a text, got None",
-        ),
+        ({"view": lambda self, agent, text: None}, "seed 0: view: expected a text, got None"),
         ({"view": lambda self, agent, text: str(random.random())}, "gave another view"),
         ({"tool": lambda self, turn: 3}, "seed 0: tool: expected a text, got 3"),
         ({"tool": lambda self, turn: exec("raise SystemExit(0)")}, "SystemExit: 0"),

@@ -198,8 +198,7 @@ def test_whatever_kinds_of_parts_a_result_has_the_agent_reads_what_they_are(
 
 
 @pytest.mark.parametrize(
-    ("mode", "names"),
-    [("an empty first page", ["act"]), ("one tool on each page", ["t0", "t2"])],
+    ("mode", "names"), [("an empty first page", ["act"]), ("one tool on each page", ["t0", "t2"])]
 )
 def test_only_a_missing_cursor_ends_a_list_of_tools(mode, names):
     assert [tool.name for tool in hostile(mode).tools] == names

@@ -128,10 +128,7 @@ def test_what_a_plan_counts_is_what_a_run_holds():
         mesh=config_lib.Mesh(data=4, tensor=2), team=config_lib.Team(max_new_tokens=16)
     )
     planned, _ = verdict.memory_of(run_of(config, tiny_model.CONFIG, "cpu:8"), {})
-    with (
-        open_models(config, load_team(None)) as models,
-        open_sampler(models) as sampler,
-    ):
+    with open_models(config, load_team(None)) as models, open_sampler(models) as sampler:
         state = make_learner(models).init()
         sampler.load(state.adapters, "")
         held = {

@@ -102,10 +102,7 @@ def test_a_server_of_another_base_is_refused(vllm, tmp_path):
             ),
             "it does not load an adapter: status 500: .*LoRA rank 64 is greater",
         ),
-        (
-            proxied.changed_request(lambda body: {}),
-            "",
-        ),
+        (proxied.changed_request(lambda body: {}), ""),
     ],
 )
 def test_an_adapter_that_the_server_cannot_have_is_refused_at_the_start(
