@@ -21,7 +21,7 @@ import numpy as np
 import openai
 import pytest
 import small
-from programs import play
+from programs import play, turns_of, user
 from scripted import text
 
 from marft_jax import cli, train
@@ -35,10 +35,6 @@ from marft_jax.models.weights import tiny
 from marft_jax.run.models import open_models
 from marft_jax.run.states import restore_state
 from marft_jax.team.team_files import load_team
-
-
-def user(content):
-    return {"role": "user", "content": content}
 
 
 def assistant(content):
@@ -118,12 +114,9 @@ def test_a_conversation_that_goes_on_encodes_only_what_is_new(monkeypatch):
 
 REWRITTEN = {
     "white space": [user("a"), assistant(" b1"), user("c")],
-    "another first message": [user("A"), assistant("b1"), user("c")],
     "a system message": [{"role": "system", "content": "x"}, user("a"), assistant("b1"), user("c")],
-    "a message in between": [user("a"), user("z"), assistant("b1"), user("c")],
     "another answer": [user("a"), assistant("other"), user("c")],
     "an empty answer": [user("a"), assistant(None), user("c")],
-    "a summary": [user("sum"), assistant("ok"), user("c")],
 }
 
 
@@ -164,11 +157,7 @@ def delayed(seed):
 
 def test_delays_change_nothing(monkeypatch):
     def seen(played):
-        return [
-            [(t.name, t.prompt.tolist(), t.action.tolist(), t.sees, t.start) for t in e.turns]
-            + [e.reward]
-            for e in played.episodes
-        ]
+        return turns_of(played), [episode.reward for episode in played.episodes]
 
     runs = [play(delayed(seed), monkeypatch, (1, 2, 3)) for seed in (0, 0, 7)]
     assert seen(runs[0][0]) == seen(runs[1][0]) == seen(runs[2][0])
@@ -179,16 +168,7 @@ def test_delays_change_nothing(monkeypatch):
 
 SEMAPHORE, LOCK = asyncio.Semaphore(2), asyncio.Lock()
 EVENT, CONDITION = asyncio.Event(), asyncio.Condition()
-POOL, HTTP = asyncio.Queue(maxsize=1), httpx.AsyncClient(verify=False)
-
-
-@contextlib.asynccontextmanager
-async def turn_of_queue():
-    await POOL.put(None)
-    try:
-        yield
-    finally:
-        await POOL.get()
+HTTP = httpx.AsyncClient(verify=False)
 
 
 @contextlib.asynccontextmanager
@@ -198,8 +178,8 @@ async def notified():
     yield
 
 
-@pytest.mark.parametrize("shared", [lambda: SEMAPHORE, lambda: LOCK, turn_of_queue, notified],
-                         ids=["semaphore", "lock", "queue", "condition"])  # fmt: skip
+@pytest.mark.parametrize("shared", [lambda: SEMAPHORE, lambda: LOCK, notified],
+                         ids=["semaphore", "lock", "condition"])  # fmt: skip
 def test_async_objects_of_a_module_are_shared_by_all_episodes(shared, monkeypatch):
     async def run(task, client):
         head = {"authorization": f"Bearer {client.api_key}"}
@@ -223,9 +203,7 @@ def test_async_objects_of_a_module_are_shared_by_all_episodes(shared, monkeypatc
     assert batches[0] == batches[1] == batches[2]
 
 
-@pytest.mark.parametrize(
-    "leave", [SystemExit, KeyboardInterrupt, asyncio.CancelledError, ValueError]
-)
+@pytest.mark.parametrize("leave", [SystemExit, KeyboardInterrupt, asyncio.CancelledError])
 def test_what_an_async_program_raises_ends_its_episode_alone(leave, monkeypatch):
     async def run(task, client):
         await client.chat.completions.create(model="solver", messages=[user("a")])
@@ -318,7 +296,6 @@ WAYS = {
     "events of a response": stream_response,
     "completion": continue_text,
     "options": lambda c, f: said(c.with_options(timeout=3).chat.completions.create(**f)),
-    "copy": lambda c, f: said(c.copy(max_retries=1).chat.completions.create(**f)),
     "post": lambda c, f: said(c.post("/chat/completions", body=f, cast_to=type(
         c.chat.completions.create(**f)))),
 }  # fmt: skip
@@ -422,14 +399,9 @@ def test_a_program_that_is_never_idle_is_answered(monkeypatch):
 
 @pytest.mark.parametrize(
     ("fields", "status"),
-    [
-        ({"model": "nobody"}, 404),
-        ({"stop": ""}, 400),
-        ({"tools": [{}]}, 400),
-        ({"messages": [user("x" * 300)]}, 400),
-        ({"model": "nobody", "stream": True}, 404),
-    ],
-)
+    [({"model": "nobody"}, 404), ({"stop": ""}, 400), ({"messages": [user("x" * 300)]}, 400),
+     ({"model": "nobody", "stream": True}, 404)],
+)  # fmt: skip
 def test_a_call_that_is_refused_raises_in_the_program(fields, status, monkeypatch):
     def run(task, client):
         ask = client.chat.completions.create
