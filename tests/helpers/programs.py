@@ -46,6 +46,10 @@ def with_template(template):
     return tokenizer.Tokenizer(fast)
 
 
+def user(content):
+    return {"role": "user", "content": content}
+
+
 def by_key(request):
     """What is sampled depends on the random stream alone, as with a model."""
     return f"{sum(request.key) % 9973:x}"
@@ -69,3 +73,9 @@ def play(
         assert time.monotonic() < deadline, "a program or the endpoint is left"
         time.sleep(0.01)
     return played, engine
+
+
+def turns_of(played):
+    """What repeats of the turns of each episode."""
+    return [[(t.name, t.prompt.tolist(), t.action.tolist(), t.sees, t.start) for t in e.turns]
+            for e in played.episodes]  # fmt: skip

@@ -331,8 +331,7 @@ def numbers_of(header):
 
 
 @pytest.mark.parametrize(
-    "column, header",
-    [(1, "x86_64-linux-gnu/asm/unistd_64.h"), (2, "asm-generic/unistd.h")],
+    "column, header", [(1, "x86_64-linux-gnu/asm/unistd_64.h"), (2, "asm-generic/unistd.h")]
 )
 def test_the_numbers_of_system_calls_are_the_kernels(column, header):
     path = Path("/usr/include", header)

@@ -34,12 +34,8 @@ FORM = {"type": "object", "properties": {"n": {"enum": [7, 12]}}, "required": ["
         "additionalProperties": False}  # fmt: skip
 ANN = {"name": "ann", "prompt": "plan {task}"}
 BOB = {"name": "bob b", "prompt": "solve", "answers": True}
-NODES = [
-    {"id": "a", "role": "ann"},
-    {"id": "b", "role": "bob b", "message": "look {0}"},
-    {"id": "c", "role": "ann"},
-    {"id": "d", "role": "bob b"},
-]
+NODES = [{"id": "a", "role": "ann"}, {"id": "b", "role": "bob b", "message": "look {0}"},
+         {"id": "c", "role": "ann"}, {"id": "d", "role": "bob b"}]  # fmt: skip
 DEBATE = {"workflow": "debate", "agents": [ANN, BOB, {"name": "cy", "answers": True}]}
 TEAMS = {
     "sequential": {"agents": [ANN, BOB]},
@@ -129,10 +125,8 @@ def test_the_commands_of_the_card_play_the_team_of_the_run(name, tmp_path, monke
             return reply
 
         client.chat.completions.create = watch
-        plan, play = (
-            json.loads((out / "turns.json").read_text("utf-8")),
-            runpy.run_path("client.py"),
-        )
+        plan = json.loads((out / "turns.json").read_text("utf-8"))
+        play = runpy.run_path("client.py")
         assert [*play["play"](plan, TASK, dict.fromkeys(("ann", "bob b"), client))]
     assert prompts == [turn.prompt.tolist() for turn in asked]
     assert played.stdout == "".join(f"{turn.name}: {turn.text}\n" for turn in asked)
@@ -145,16 +139,10 @@ def test_the_commands_of_the_card_play_the_team_of_the_run(name, tmp_path, monke
 
 @pytest.mark.parametrize(
     "changes",
-    [
-        {"workflow": "orchestrated"},
-        {"workflow": "package.module:function"},
-        {"workflow": "program"},
-        {"workflow": "players"},
-        {"shared": True},
-        {"view": lambda name, seen: seen},
-        {"tools": (SimpleNamespace(sources=["calculator"]),)},
-    ],
-)
+    [{"workflow": "orchestrated"}, {"workflow": "package.module:function"}, {"shared": True},
+     {"workflow": "program"}, {"view": lambda name, seen: seen},
+     {"tools": (SimpleNamespace(sources=["calculator"]),)}],
+)  # fmt: skip
 def test_a_team_whose_turns_are_not_known_before_has_no_client(changes, tmp_path):
     team = made(tmp_path, "sequential")
     assert turns.is_static(team) and not turns.is_static(team._replace(**changes))

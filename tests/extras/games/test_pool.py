@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import small
+from commands import code_of
 from run_files import arrays_of, killed_after, lines_of
 
 from marft_jax import evaluate, train
@@ -64,9 +65,8 @@ class Counted:
             won = outcome(version)
             info = {"outcomes": {"rival": {"outcome": won}}} if won else {}
             played = [Episode(0, 0, 0, "", [], [StepResult("", 0.0, True, info)])]
-            self.pool, self.state = pool.after_step(
-                PAST, self.settings, self.pool, state, played, (0, step)
-            )
+            how = self.settings, self.pool, state, played, (0, step)
+            self.pool, self.state = pool.after_step(PAST, *how)
         return seen
 
 
@@ -113,9 +113,7 @@ def test_each_base_has_a_pool_of_the_versions_of_its_own_agents():
 def run_train(run: Path, *flags: str) -> None:
     team = run.parent / "team.yaml"
     team.write_text(TEAM)
-    with pytest.raises(SystemExit) as left:
-        train.main([*FLAGS, "--team.file", str(team), "--run.dir", str(run), *flags])
-    assert not left.value.code
+    assert code_of(train.main, *FLAGS, "--team.file", team, "--run.dir", run, *flags) == 0
 
 
 @pytest.fixture(scope="module")
@@ -142,18 +140,14 @@ def test_the_reference_moves_to_the_present_adapters_every_so_many_steps(whole):
 @pytest.mark.release
 def test_a_run_with_other_settings_may_be_an_opponent(whole, tmp_path, capsys):
     run_train(tmp_path / "other", "--run.seed", "5", "--run.steps", "1", "--algo.lr", "1e-2")
-    with pytest.raises(SystemExit) as left:
-        evaluate.main(["--run", str(whole), "--against", str(tmp_path / "other"), "--limit", "4",
-                       "--out", str(tmp_path)])  # fmt: skip
-    assert not left.value.code, capsys.readouterr()
+    words = "--run", whole, "--against", tmp_path / "other", "--limit", 4, "--out", tmp_path
+    assert code_of(evaluate.main, *words) == 0, capsys.readouterr()
     assert len([*tmp_path.glob("match-*")]) == 2
 
 
 @pytest.mark.slow
 def test_elo_compares_checkpoints_of_a_run_and_the_report_draws_it(whole, capsys):
-    with pytest.raises(SystemExit) as left:
-        evaluate.main(["--run", str(whole), "--elo", "2", "--limit", "4"])
-    assert not left.value.code
+    assert code_of(evaluate.main, "--run", whole, "--elo", 2, "--limit", 4) == 0
     rows = [*map(json.loads, (whole / "evaluations" / "elo.jsonl").read_text().splitlines())]
     assert [row["step"] for row in rows] == [1, 6]
     assert sum(row["elo"] for row in rows) == pytest.approx(0, abs=1e-6)  # of hundreds

@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import small
 
-from marft_jax.extras.games.matches import _members
 from marft_jax.extras.games.ratings import elo, outcomes_of
-from marft_jax.team.profiles import Profile
-from marft_jax.team.team_files import Blueprint
 
 
 def test_elo_is_the_rating_whose_odds_are_the_shares_of_points():
@@ -35,11 +31,3 @@ def test_outcomes_are_counted_with_their_intervals():
     assert (found.win.mean, found.draw.mean, found.loss.mean) == (0.6, 0.2, 0.2)
     assert (found.win.low, found.win.high) == pytest.approx((0.3127, 0.8318), abs=1e-3)  # Wilson's
     assert found.earned.mean == pytest.approx(0.4)
-
-
-def test_members_of_a_match_keep_what_is_theirs():
-    seats = Profile("ann", answers=True), Profile("bob", max_new_tokens=5)
-    team = small.team_of(Blueprint(seats, messages=("Open.", "Answer.")))
-    alone = _members(team, [1])
-    assert (alone.names, alone.messages, alone.owners) == (("bob",), ("Answer.",), (1,))
-    assert alone.sampling[0].max_new_tokens == 5 and alone.adapter_names == team.adapter_names

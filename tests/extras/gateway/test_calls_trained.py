@@ -19,24 +19,14 @@ from marft_jax.tools.calls import FORMS, find_form
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_device")]
 
 MODELS = {
-    "LlamaForCausalLM": "llama3",
-    "Ministral3ForCausalLM": "mistral",
-    "Qwen3ForCausalLM": "hermes",
-    "GraniteForCausalLM": "granite3",
-    "Olmo3ForCausalLM": "olmo3",
-    "Phi3ForCausalLM": "phi4",
-    "Gemma3ForCausalLM": "gemma3",
-    "Gemma4ForCausalLM": "gemma4",
-    "GptOssForCausalLM": "gpt-oss",
-    "Qwen3MoeForCausalLM": "hermes",
-    "Lfm2ForCausalLM": "lfm2.5",
-    "Qwen3_5ForCausalLM": "qwen3.5",
-}
+    "LlamaForCausalLM": "llama3", "Ministral3ForCausalLM": "mistral", "Qwen3ForCausalLM": "hermes",
+    "GraniteForCausalLM": "granite3", "Olmo3ForCausalLM": "olmo3", "Phi3ForCausalLM": "phi4",
+    "Gemma3ForCausalLM": "gemma3", "Gemma4ForCausalLM": "gemma4", "GptOssForCausalLM": "gpt-oss",
+    "Qwen3MoeForCausalLM": "hermes", "Lfm2ForCausalLM": "lfm2.5", "Qwen3_5ForCausalLM": "qwen3.5",
+}  # fmt: skip
 """The families of models/README.md, and how they write calls."""
 RECORDED = ("olmo3", "gemma4", "lfm2.5")
 """No grammar holds their calls: a recorded call takes the place of the first action."""
-IN_CI = ("gpt-oss",)
-"""The others take minutes together; a grammar with channels stays."""
 SCHEMA = {"type": "object", "properties": {"n": {"type": "integer", "minimum": 0, "maximum": 99}},
           "required": ["n"], "additionalProperties": False}  # fmt: skip
 ADD = {"name": "add", "description": "Adds.", "parameters": SCHEMA}
@@ -56,10 +46,9 @@ def play(task, client):
     n = json.loads(call.function.arguments)["n"]
     answer = f"[{n + 1000}]"
     calls = [call_of("add", call.function.arguments) | {"id": call.id}]
-    messages += [
-        {"role": "assistant", "content": told.content, "tool_calls": calls},
-        {"role": "tool", "tool_call_id": call.id, "name": "add", "content": answer},
-    ]
+    own = {"role": "assistant", "content": told.content, "tool_calls": calls}
+    tool = {"role": "tool", "tool_call_id": call.id, "name": "add", "content": answer}
+    messages += [own, tool]
     said = client.chat.completions.create(messages=messages, **common, max_tokens=6)
     SEEN.append((answer, n))
     return n / 100 + len(said.choices[0].message.content or "") / 9
@@ -92,10 +81,7 @@ def record(monkeypatch, tokenizer):
     monkeypatch.setattr(Engine, "step", stepped)
 
 
-@pytest.mark.parametrize("architecture", [
-    pytest.param(name, marks=[] if form in IN_CI else [pytest.mark.release])
-    for name, form in MODELS.items()
-])  # fmt: skip
+@pytest.mark.parametrize("architecture", MODELS)
 @pytest.mark.release
 def test_a_call_is_sampled_answered_and_learned_from(architecture, tmp_path, monkeypatch):
     name = MODELS[architecture]

@@ -8,7 +8,7 @@ import json
 import numpy as np
 import pytest
 import small
-from programs import TAGGED, play, with_template
+from programs import TAGGED, play, turns_of, with_template
 
 from marft_jax.extras.structured.grammar import constraint
 from marft_jax.models.tokenizers.tokenizer import ByteTokenizer
@@ -22,13 +22,6 @@ def programs(repository, monkeypatch):
 
 def by_length(request):
     return f"{len(request.prompt) * 7 % 10}+1={sum(request.key) % 9973}"
-
-
-def turns_of(played):
-    return [
-        [(t.name, t.prompt.tolist(), t.action.tolist(), t.sees, t.start) for t in episode.turns]
-        for episode in played.episodes
-    ]
 
 
 def test_plain_asyncio_repeats_whatever_its_delays(programs, monkeypatch):

@@ -94,16 +94,13 @@ def test_thoughts_text_and_calls_of_a_response_are_items_of_their_own():
     assert last["incomplete_details"] == {"reason": "max_output_tokens"}
     assert [item["status"] for item in last["output"]] == ["completed"] * 2 + ["incomplete"]
     done = [event["item"] for event in found if event["type"] == "response.output_item.done"]
-
     assert done == last["output"]
 
 
 UNOPENED = {
     "a thought": ["Hmm, 5.", "Hmm, 5. </think>It", "Hmm, 5. </think>It is 7."],
-    "at once": ["Hmm, 5.", "Hmm, 5. </think>It is 7."],
     "nothing after it yet": ["Hmm, 5.", "Hmm, 5.</think>", "Hmm, 5.</think>\n\nIt is 7."],
     "before any text": ["", "</think>", "</think> It is 7."],
-    "at the end alone": ["Hmm", "Hmm, 5. </think> It is 7."],
     "a thought of two lines": ["Hmm,\n", "Hmm,\n5.\n</think>\nIt", "Hmm,\n5.\n</think>\nIt is 7."],
     "an answer that repeats it": ["It is", "It is 7?</think>It is 7."],
     "nothing": ["", "It is 7."],
@@ -130,10 +127,8 @@ def test_a_stream_ends_with_the_answer_though_its_thought_was_never_opened(texts
     found = bodies("/responses", input="a")
     answer = responses.read(b'{"model": "solver", "input": "a"}').whole([choice])
     now = found[-1]["response"]
-    assert [item["content"] for item in now["output"]] == [o["content"] for o in answer["output"]]
-    assert [(o["type"], o["status"]) for o in now["output"]] == [
-        (o["type"], o["status"]) for o in answer["output"]
-    ]
+    for name in ("type", "status", "content"):
+        assert [item[name] for item in now["output"]] == [o[name] for o in answer["output"]]
     assert now["status"] == now["output"][-1]["status"] == ("incomplete" if is_cut else "completed")
 
 
@@ -143,9 +138,8 @@ def test_the_calls_of_a_streamed_chat_are_complete_before_the_chunk_with_its_end
     choice = Choice("a", ids, ids * 1.0, False, ids, ByteTokenizer().decode, calls=(call,))
     body = json.dumps({"model": "solver", "messages": [{"role": "user"}], "stream": True}).encode()
     called, end = [one["choices"][0] for one in READS["/chat/completions"](body).ends([choice])]
-    assert called["finish_reason"] is None and called["delta"]["tool_calls"] == [
-        {"index": 0, **call}
-    ]
+    assert called["finish_reason"] is None
+    assert called["delta"]["tool_calls"] == [{"index": 0, **call}]
     assert end["finish_reason"] == "tool_calls" and "tool_calls" not in end["delta"]
 
 
@@ -153,10 +147,8 @@ def test_items_of_a_response_are_messages_of_a_chat():
     said = {"role": "assistant", "content": [{"type": "output_text", "text": "let me"}]}
     runs = [{"type": "function_call", "call_id": i, "name": "add", "arguments": "{}"} for i in "ab"]
     ran = [{"type": "function_call_output", "call_id": i, "output": i} for i in "ab"]
-    fields = {"instructions": "be", "tools": [{"type": "function", **TOOL}]}
-    fields |= {
-        "input": [{"role": "user", "content": "x"}, {"type": "reasoning"}, said, *runs, *ran]
-    }
+    items = [{"role": "user", "content": "x"}, {"type": "reasoning"}, said, *runs, *ran]
+    fields = {"instructions": "be", "tools": [{"type": "function", **TOOL}], "input": items}
     fields |= {"tool_choice": {"type": "function", "name": "add"}, "max_output_tokens": 5}
     call = responses.read(json.dumps({"model": "solver", **fields}).encode()).call
     assert [m["role"] for m in call.messages] == ["system", "user", "assistant", "tool", "tool"]
@@ -168,21 +160,15 @@ def test_items_of_a_response_are_messages_of_a_chat():
 @pytest.mark.parametrize(
     ("path", "given", "named"),
     [
-        (completions, {"prompt": None}, "prompt"),
         (completions, {"prompt": []}, "prompt"),
-        (completions, {"prompt": ["a", 3]}, "prompt"),
         (completions, {"prompt": [True]}, "prompt"),
         (completions, {"prompt": "a", "echo": True}, "echo"),
         (completions, {"prompt": "a", "logprobs": 3}, "logprobs"),
-        (responses, {"input": 3}, "input"),
         (responses, {"input": [{"type": "computer_call"}]}, "input"),
         (responses, {"input": "a", "tools": [{"type": "web_search"}]}, "tools"),
         (responses, {"input": "a", "text": "json"}, "text"),
         (responses, {"input": "a", "previous_response_id": "r"}, "previous_response_id"),
-        (responses, {"input": "a", "background": True}, "background"),
         (responses, {"input": "a", "max_output_tokens": 0}, "^max_output_tokens"),
-        (responses, {"input": "a", "max_output_tokens": "5"}, "^max_output_tokens"),
-        (responses, {"input": []}, "^input"),
         (responses, {}, "^input"),
         (responses, {"input": [{"role": "nobody", "content": "a"}]}, "^input"),
         (responses, {"input": [{"role": "user", "content": 3}]}, "^input"),
@@ -195,12 +181,6 @@ def test_what_is_wrong_or_not_offered_is_named(path, given, named):
         path.read(json.dumps({"model": "solver", **given}).encode())
     assert error.value.status == 400
     assert str(error.value.param).split(".")[0] in given or not given.get("input")
-
-
-@pytest.mark.parametrize(("logprobs", "has"), [(None, False), (False, False), (0, True)], ids=str)
-def test_a_completion_has_log_probs_where_they_are_asked_for(logprobs, has):
-    body = json.dumps({"model": "solver", "prompt": "a", "logprobs": logprobs}).encode()
-    assert completions.read(body).call.logprobs is has
 
 
 @pytest.mark.parametrize("prompt", ["", [300], [-1], [255, 5000]], ids=str)

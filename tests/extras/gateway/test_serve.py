@@ -18,6 +18,7 @@ import httpx
 import numpy as np
 import other_tokenizer
 import pytest
+from commands import code_of
 from serving import KEY, events, saved_run, served
 
 from marft_jax.engine.engine import Engine
@@ -36,6 +37,7 @@ LIMITS = Limits(body=4000, choices=6, read_seconds=3.0, seconds=60.0, idle_secon
 _SCHEMA = {"type": "object", "properties": {"word": {"type": "string"}}, "required": ["word"]}
 FORM = {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": _SCHEMA}}}
 FOREIGN = "ключ voilà"
+BOUND = bounds.logprobs(tiny.CONFIG)
 
 
 @pytest.fixture(scope="module")
@@ -110,16 +112,11 @@ def test_a_team_answers_as_in_chat(client, said):
         body = answer(client, task, "team")
         [choice] = body["choices"]
         assert choice["message"]["content"] == turns[-1].text
-        assert [(t["agent"], t["content"]) for t in choice["turns"]] == [
-            (t.name, t.text) for t in turns
-        ]
-        assert [t["sees"] for t in choice["turns"]] == [[], [0]]
-        tokens = sum(len(t.prompt) for t in turns), sum(len(t.action) for t in turns)
-        assert body["usage"] == {
-            "prompt_tokens": tokens[0],
-            "completion_tokens": tokens[1],
-            "total_tokens": sum(tokens),
-        }
+        found = [(t["agent"], t["content"], t["sees"]) for t in choice["turns"]]
+        assert found == [(t.name, t.text, [*range(i)]) for i, t in enumerate(turns)]
+        read, written = sum(len(t.prompt) for t in turns), sum(len(t.action) for t in turns)
+        counts = {"prompt_tokens": read, "completion_tokens": written}
+        assert body["usage"] == counts | {"total_tokens": read + written}
 
 
 def test_an_agent_answers_as_in_chat_with_its_own_system_prompt(client, said):
@@ -130,9 +127,7 @@ def test_an_agent_answers_as_in_chat_with_its_own_system_prompt(client, said):
         assert body["prompt_token_ids"] == turns[0].prompt.tolist()
         assert choice["token_ids"] == turns[0].action.tolist()
         logprobs = [row["logprob"] for row in choice["logprobs"]["content"]]
-        assert logprobs == pytest.approx(
-            turns[0].logprobs.tolist(), abs=bounds.logprobs(tiny.CONFIG)
-        )
+        assert logprobs == pytest.approx(turns[0].logprobs.tolist(), abs=BOUND)
         assert choice["finish_reason"] == "stop"
     assert len({turns[0].text for turns in said.values()}) > 1
 
@@ -140,10 +135,7 @@ def test_an_agent_answers_as_in_chat_with_its_own_system_prompt(client, said):
 def test_messages_of_a_conversation_are_read(client):
     messages = [
         {"role": "developer", "content": "solve"},
-        {
-            "role": "user",
-            "content": [{"type": "text", "text": "1+"}, {"type": "text", "text": "2"}],
-        },
+        {"role": "user", "content": [{"type": "text", "text": text} for text in ("1+", "2")]},
         {"role": "assistant", "content": "3"},
         {"role": "user", "content": "4\ud800"},
     ]
@@ -180,12 +172,9 @@ def test_a_stream_adds_up_to_the_answer(client, model):
         text = "".join(chunk["delta"]["content"] for chunk in own)
         assert text == choice["message"]["content"]
         ended = {k: v for k, v in own[-1].items() if k != "delta"}
-        logprobs = [
-            [row.pop("logprob") for row in one["logprobs"]["content"]] for one in (ended, choice)
-        ]
-        assert logprobs[0] == pytest.approx(
-            logprobs[1], abs=bounds.logprobs(tiny.CONFIG)
-        )  # others shared the batch
+        both = (one["logprobs"]["content"] for one in (ended, choice))
+        found, alone = ([row.pop("logprob") for row in rows] for rows in both)
+        assert found == pytest.approx(alone, abs=BOUND)  # others shared the batch
         assert ended == {k: v for k, v in choice.items() if k != "message"}
 
 
@@ -202,33 +191,24 @@ def test_text_streams_before_its_end(client):
 
 def test_a_stop_string_ends_an_answer(client):
     fields = dict(temperature=1.5, seed=4, return_token_ids=True)
-    whole = answer(client, **fields)
-    text = text_of(whole)
+    text = text_of(whole := answer(client, **fields))
     stop = text[2]
-    reply = answer(client, **fields, stop=[stop, "never there"])
-    assert text_of(reply) == text.partition(stop)[0]
-    [choice] = reply["choices"]
+    [choice] = answer(client, **fields, stop=[stop, "never there"])["choices"]
+    assert choice["message"]["content"] == text.partition(stop)[0]
     ids = whole["choices"][0]["token_ids"]
     assert choice["token_ids"] == ids[: len(choice["token_ids"])] and choice["token_ids"] != ids
     assert choice["finish_reason"] == "stop"
     streamed = events(call(client, **fields, stop=stop, stream=True))
     pieces = [chunk["choices"][0]["delta"]["content"] for chunk in streamed]
-    assert "".join(pieces) == text_of(reply)
+    assert "".join(pieces) == choice["message"]["content"]
 
 
 @pytest.mark.parametrize(
     ("text", "stops", "sent"),
-    [
-        ("one a", ["ab", "abc"], "one"),
-        ("one ab", ["abc", "b!"], "one"),
-        ("one abab", ["ababc"], "one"),
-        ("aab", ["aac"], "aab"),
-        ("one abc two", ["abc"], "one "),
-        ("one", ["one"], ""),
-        ("one two \ufffd", [], "one two"),
-        ("  one ", ["x" * 1000], "one"),
-    ],
-)
+    [("one a", ["ab", "abc"], "one"), ("one ab", ["abc", "b!"], "one"), ("aab", ["aac"], "aab"),
+     ("one abab", ["ababc"], "one"), ("one abc two", ["abc"], "one "), ("one", ["one"], ""),
+     ("one two \ufffd", [], "one two"), ("  one ", ["x" * 1000], "one")],
+)  # fmt: skip
 def test_what_may_become_a_stop_string_is_held_back(text, stops, sent):
     assert answers.settled(text, stops) == sent
 
@@ -296,10 +276,6 @@ def test_models_health_and_metrics(client):
     assert counts[1]["marft_choices_open"] == counts[1]["marft_requests_unanswered"] == "0"
 
 
-def broken(self):
-    raise MemoryError("no memory")
-
-
 def test_a_new_checkpoint_is_taken_up_without_dropping_a_call_and_a_failed_engine_is_said(
     run, monkeypatch
 ):
@@ -313,7 +289,7 @@ def test_a_new_checkpoint_is_taken_up_without_dropping_a_call_and_a_failed_engin
         assert new != old
         assert all(call.result()["choices"] in (old, new) for call in going)
         with monkeypatch.context() as patch:
-            patch.setattr(Engine, "step", broken)
+            patch.delattr(Engine, "step")
             assert call(client).status_code == 503
         assert client.get("/health").status_code == 503
         assert call(client).status_code == 503
@@ -328,21 +304,15 @@ LONG = [{"role": "user", "content": "1" * 400}]
 FUNCTION = {"type": "function", "function": {"name": "f", "parameters": {"not": {}}}}
 REFUSED = {
     "broken JSON": (b"{", 400),
-    "no JSON": (b"\xff\xfe", 400),
-    "a list": (b"[]", 400),
     "deep nesting": (b"[" * 3000, 400),
     "a deep field": (b'{"a":' * 100 + b"1" + b"}" * 100, 400),
     "a number of thousands of digits": (b'{"n": 1' + b"0" * 3900 + b"}", 400),
     "a huge body": (b" " * 5000, 413),
     "an infinite temperature": (b'{"temperature": Infinity}', 400),
-    "a temperature that is not a number": (b'{"temperature": NaN}', 400),
     "no model": ({"messages": body_of()["messages"]}, 404),
-    "a surrogate for a model": (b'{"model": "\\ud800", "messages": [{"role": "user"}]}', 404),
     "too long a prompt": (body_of(messages=LONG), 400),
-    "too long a task": (body_of(model="team", messages=LONG), 400),
     "more choices than may wait": (body_of(n=7), 429),
     "tools for a team": (body_of(model="team", tools=[FUNCTION]), 400),
-    "a form of a team": (body_of(model="team", response_format={"type": "json_object"}), 400),
     "no constraint": (body_of(tool_choice="required", tools=[FUNCTION]), 400),
     "a stream that is refused": (body_of(model="nobody", stream=True), 404),
 }
@@ -375,21 +345,17 @@ def assert_undisturbed(client):
 @pytest.mark.parametrize(
     ("given", "sampling"),
     [
-        ({"top_k": -1}, {"top_k": 0}),
-        ({"top_k": None, "top_p": None, "min_p": None, "temperature": None}, {}),
-        ({"max_tokens": -1}, {}),
+        ({"top_k": -1, "max_tokens": -1, "seed": -1}, {"top_k": 0}),
         ({"max_tokens": None, "max_completion_tokens": 5}, {"max_new_tokens": 5}),
         ({"max_tokens": 7, "max_completion_tokens": -1}, {"max_new_tokens": 7}),
-        ({"stop": None}, {}),
-        ({"stop": []}, {}),
-        ({"logit_bias": None, "n": None, "stream": None, "logprobs": None, "seed": -1}, {}),
-        ({"frequency_penalty": 0.0, "presence_penalty": None, "top_logprobs": None}, {}),
-        ({"tools": None, "tool_choice": None, "response_format": None, "functions": None}, {}),
-        ({"stop_token_ids": [], "min_tokens": 0, "repetition_penalty": 1.0}, {}),
-        ({"user": "me", "store": True, "unknown": {"a": 1}, "tools": [], "logit_bias": {}}, {}),
-        ({"response_format": {"type": "text"}, "top_logprobs": 0}, {}),
+        (dict.fromkeys(("top_k", "top_p", "min_p", "temperature", "stop", "logit_bias", "n", "seed",
+                        "stream", "logprobs", "presence_penalty", "top_logprobs", "tools",
+                        "tool_choice", "response_format", "functions")), {}),
+        ({"stop": [], "stop_token_ids": [], "min_tokens": 0, "repetition_penalty": 1.0,
+          "user": "me", "store": True, "unknown": {"a": 1}, "tools": [], "logit_bias": {},
+          "frequency_penalty": 0.0, "response_format": {"type": "text"}, "top_logprobs": 0}, {}),
     ],
-)
+)  # fmt: skip
 def test_values_that_ask_for_nothing_and_unknown_fields_are_ignored(given, sampling):
     body = body_of(**{"max_tokens": None, **given})
     read = READS["/chat/completions"](json.dumps(body).encode()).call
@@ -403,20 +369,17 @@ def said_by(role, content):
 @pytest.mark.parametrize(
     "fields",
     [
-        {"model": ["solver"]}, {"messages": []}, {"messages": {}}, {"messages": [None]},
-        said_by("king", "a"), said_by([], "a"), said_by("user", [{"type": "image_url"}]),
-        said_by("user", 3), said_by("user", {"a": 1}), {"n": 0}, {"n": 10**6}, {"n": True},
-        {"temperature": -1}, {"temperature": 1e39}, {"temperature": 1e-38}, {"temperature": "hot"},
-        {"top_k": -2}, {"top_k": 1.5}, {"top_k": "all"}, {"top_k": True}, {"top_p": 0},
-        {"min_p": -1}, {"max_tokens": -2}, {"max_tokens": 0}, {"max_completion_tokens": 0.5},
-        {"stop": ""}, {"stop": ["a"] * 100}, {"stop": [1]}, {"stop": [None]}, {"stop": {}},
-        {"stop": ["a", "b" * 2000]}, {"seed": -1.5}, {"seed": "-1"}, {"stream": "yes"},
-        {"stream_options": [1]}, {"stream_options": {"include_usage": True}},
-        {"tools": [{"type": "function"}]}, {"tools": {"f": 1}}, {"tool_choice": "required"},
-        {"functions": [{"name": "f"}]}, {"audio": {"voice": "a"}}, {"response_format": {}},
-        {"response_format": {"type": "yaml"}}, {"response_format": {"type": "json_schema",
-         "json_schema": {"schema": {"type": "objekt"}}}}, {"presence_penalty": 1},
-        {"logit_bias": {"5": 1}}, {"top_logprobs": 3}, {"stop_token_ids": [1]}, {"min_tokens": 2},
+        {"model": ["solver"]}, {"messages": []}, {"messages": [None]}, said_by("king", "a"),
+        said_by("user", [{"type": "image_url"}]), said_by("user", 3), {"n": 0}, {"n": 10**6},
+        {"n": True}, {"temperature": -1}, {"temperature": 1e39}, {"temperature": 1e-38},
+        {"temperature": "hot"}, {"top_k": -2}, {"top_k": 1.5}, {"top_p": 0}, {"min_p": -1},
+        {"max_tokens": -2}, {"max_tokens": 0}, {"max_completion_tokens": 0.5}, {"stop": ""},
+        {"stop": ["a"] * 100}, {"stop": [1]}, {"stop": ["a", "b" * 2000]}, {"seed": -1.5},
+        {"stream": "yes"}, {"stream_options": [1]}, {"stream_options": {"include_usage": True}},
+        {"tools": [{"type": "function"}]}, {"tool_choice": "required"}, {"audio": {"voice": "a"}},
+        {"functions": [{"name": "f"}]}, {"response_format": {"type": "yaml"}}, {"logit_bias": {
+         "5": 1}}, {"response_format": {"type": "json_schema", "json_schema": {"schema": {
+         "type": "objekt"}}}}, {"presence_penalty": 1}, {"top_logprobs": 3}, {"min_tokens": 2},
         {"structured_outputs": {"choice": ["a"]}}, {"repetition_penalty": 1.5},
     ],
     ids=lambda fields: str(fields)[:40],
@@ -430,16 +393,9 @@ def test_fields_that_cannot_be_or_are_not_offered_are_refused_by_name(fields):
 
 @pytest.mark.parametrize(
     ("written", "text"),
-    [
-        ("aé€😀b".encode(), "aé€😀b"),
-        ("é".encode(), "é"),
-        (b" \n a ", "a"),
-        (b"a\xe2\x82", "a"),  # cut off in a character
-        (b"a\xe2b", "a\ufffdb"),
-        ("a€, b".encode(), "a€"),  # a stop text
-        (b"", ""),
-    ],
-)
+    [("aé€😀b".encode(), "aé€😀b"), (b" \n a ", "a"), (b"a\xe2\x82", "a"), (b"", ""),
+     (b"a\xe2b", "a\ufffdb"), ("a€, b".encode(), "a€")],
+)  # fmt: skip
 def test_the_bytes_of_the_log_probs_are_those_of_the_text(written, text):
     ids = np.array([*written, ByteTokenizer.END])
     choice = answers.Choice(text, ids, ids * -0.5, False, ids, ByteTokenizer().decode)
@@ -450,32 +406,11 @@ def test_the_bytes_of_the_log_probs_are_those_of_the_text(written, text):
     assert [row["logprob"] for row in rows] == (ids * -0.5).tolist()
 
 
-def test_thoughts_are_told_apart_from_the_answer(client, monkeypatch):
-    """In an answer and in a stream, whose pieces are never taken back."""
-    written = [*b" <think>a <b</think> It <is> 7.<think>so</think>"]
-
-    def decode(self, ids, special=False):
-        return bytes(written[: len(ids)]).decode()
-
-    monkeypatch.setattr(ByteTokenizer, "decode", decode)
-    fields = dict(content=TASKS[0], temperature=5.0, top_k=255, seed=1)
-    message = answer(client, **fields)["choices"][0]["message"]
-    deltas = [chunk["choices"][0]["delta"] for chunk in events(call(client, **fields, stream=True))]
-    for name in ("content", "reasoning_content"):
-        assert "".join(delta.get(name) or "" for delta in deltas) == message.get(name, "")
-    assert message["reasoning_content"].startswith("a")
-
-
 @pytest.mark.parametrize(
     ("text", "thought", "said"),
-    [
-        ("<think>a</think>\n\nb", "a", "b"),
-        ("<think>cut", "cut", ""),
-        ("opened</think>b", "opened", "b"),
-        ("b<think>a</think>c<think>d", "ad", "bc"),
-        ("b", None, "b"),
-    ],
-)
+    [("<think>a</think>\n\nb", "a", "b"), ("<think>cut", "cut", ""), ("b", None, "b"),
+     ("opened</think>b", "opened", "b"), ("b<think>a</think>c<think>d", "ad", "bc")],
+)  # fmt: skip
 def test_a_message_has_thoughts_of_its_own(text, thought, said):
     ids = np.array([*text.encode(), ByteTokenizer.END])
     message = answers.Choice(text, ids, ids * -0.5, False, ids, ByteTokenizer().decode).message
@@ -517,11 +452,8 @@ def test_callers_without_a_key_and_pages_in_a_browser_are_refused(guarded, head,
         assert guarded.get("/metrics", headers=head).status_code == 401
         assert guarded.get("/v1/models", headers=head).status_code == 401
         assert guarded.get("/health", headers=head).status_code == 200
-
-
-def test_a_key_may_be_of_any_script(guarded):
-    head = {"authorization": f"Bearer {FOREIGN}".encode()}
-    assert guarded.get("/v1/models", headers=head).status_code == 200
+        foreign = {"authorization": f"Bearer {FOREIGN}".encode()}  # a key may be of any script
+        assert guarded.get("/v1/models", headers=foreign).status_code == 200
 
 
 @pytest.mark.parametrize(
@@ -536,14 +468,8 @@ def test_other_places_are_refused(guarded, method, path, status):
 
 POST = f"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer {KEY}\r\n"
 JSON = POST + "content-type: application/json\r\n"
-MANY = json.dumps(body_of(n=7)).encode()
 RAW = {
-    "hundreds of calls in a row": (
-        (f"{JSON}content-length: {len(MANY)}\r\n\r\n".encode() + MANY) * 300,
-        b"429",
-    ),
     "half a body": (f'{JSON}content-length: 100\r\n\r\n{{"model"'.encode(), b"408"),
-    "no body": (f"{JSON}content-length: 100\r\n\r\n".encode(), b"408"),
     "half a chunk": (f"{JSON}transfer-encoding: chunked\r\n\r\n20\r\nab".encode(), b"408"),
     "not HTTP": (b"\x16\x03\x01\x02\x00\x01\r\n\r\n", b"400"),
     "a huge head": (POST.encode() + b"a: " + b"b" * 100_000, b"400"),
@@ -606,20 +532,11 @@ def test_a_call_that_takes_too_long_is_given_up(run):
 
 
 KNOWN = {
-    "localhost": True,
-    "LOCALHOST:1": True,
-    "127.0.0.1:8000": True,
-    "[::1]:8000": True,
-    "a.example": True,
-    "B.example.:80": True,
-    "c.example:443": True,
-    "d.example": False,
-    "localhost.d.example": False,
-    "a.example.d": False,
-    "a.example@d.example": False,
-    "192.168.0.1": False,
-    "": False,
-}
+    "localhost": True, "LOCALHOST:1": True, "127.0.0.1:8000": True, "[::1]:8000": True,
+    "a.example": True, "B.example.:80": True, "c.example:443": True, "d.example": False,
+    "localhost.d.example": False, "a.example.d": False, "a.example@d.example": False,
+    "192.168.0.1": False, "": False,
+}  # fmt: skip
 
 
 LARGE = """
@@ -646,11 +563,8 @@ http.make_server(app, http.Limits(grace_seconds=2.0)).run([listener])
 @pytest.mark.slow
 def test_a_signal_ends_the_server_while_clients_are_silent_or_do_not_read():
     command = [sys.executable, "-c", LARGE]
-    with (
-        subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process,
-        contextlib.ExitStack() as opened,
-    ):
-        assert process.stdout is not None
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    with process, contextlib.ExitStack() as opened:
         port = int(process.stdout.readline())
 
         def send(text):
@@ -697,10 +611,8 @@ def test_the_command_serves_until_a_signal_and_ends_what_is_begun(
     def use():
         url = said.get(timeout=120).split()[-1]
         head = {"authorization": f"Bearer {KEY}"}
-        with (
-            httpx.Client(base_url=url.removesuffix("/v1"), headers=head, timeout=120) as client,
-            concurrent.futures.ThreadPoolExecutor(1) as pool,
-        ):
+        how = dict(base_url=url.removesuffix("/v1"), headers=head, timeout=120)
+        with httpx.Client(**how) as client, concurrent.futures.ThreadPoolExecutor(1) as pool:
             try:
                 assert client.get("/health").status_code == 200
                 seen = {name: client.get("/health", headers={"host": name}) for name in KNOWN}
@@ -726,12 +638,9 @@ def test_the_command_serves_until_a_signal_and_ends_what_is_begun(
         (["--host", "203.0.113.1"], "--host 203.0.113.1"),
         (["--api_key_file", "nowhere"], "--api_key_file nowhere"),
         (["--api_key_file", os.devnull], "expected keys"),
-        (["--allow_host", "http://a.example/"], "--allow_host: expected the name of a host"),
         (["--allow_host", "*"], "--allow_host: expected the name of a host"),
     ],
 )
 def test_what_cannot_be_served_is_said_at_the_start(run, capsys, flags, named):
-    with pytest.raises(SystemExit) as left:
-        serve.main(["--run", str(run), *flags])
-    assert left.value.code == 2
+    assert code_of(serve.main, "--run", run, *flags) == 2
     assert named in capsys.readouterr().err

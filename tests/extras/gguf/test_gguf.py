@@ -16,7 +16,6 @@ import numpy as np
 import pytest
 import transformers
 
-from marft_jax import check
 from marft_jax.errors import BadInput
 from marft_jax.extras.gguf import config as gguf_config
 from marft_jax.extras.gguf import tensors as gguf_files
@@ -37,13 +36,9 @@ CHATML = (
 def settings(writer: gguf.GGUFWriter, **changes) -> None:
     """Metadata of a small model, llama unless the writer says otherwise."""
     numbers = {
-        "block_count": 1,
-        "context_length": 64,
-        "embedding_length": 256,
-        "feed_forward_length": 256,
-        "attention.head_count": 2,
-        "attention.head_count_kv": 1,
-    }
+        "block_count": 1, "context_length": 64, "embedding_length": 256,
+        "feed_forward_length": 256, "attention.head_count": 2, "attention.head_count_kv": 1,
+    }  # fmt: skip
     for key, value in {**numbers, **changes}.items():
         if isinstance(value, str):
             writer.add_string(f"{writer.arch}.{key}", value)
@@ -51,19 +46,12 @@ def settings(writer: gguf.GGUFWriter, **changes) -> None:
             writer.add_uint32(f"{writer.arch}.{key}", value)
 
 
-def weights(
-    writer: gguf.GGUFWriter, kind: str = "F32", dense: bool = True
-) -> dict[str, np.ndarray]:
+def weights(writer: gguf.GGUFWriter, kind="F32", dense=True) -> dict[str, np.ndarray]:
     """Random bytes as matrices of ``kind``, with ``dense`` those of an mlp, too; returns what each
     tensor stands for."""
     rng, type_ = np.random.default_rng(0), gguf.GGMLQuantizationType[kind]
-    shapes = {
-        "token_embd": (32, 256),
-        "blk.0.attn_q": (256, 256),
-        "blk.0.attn_k": (128, 256),
-        "blk.0.attn_v": (128, 256),
-        "blk.0.attn_output": (256, 256),
-    }
+    shapes = {"token_embd": (32, 256), "blk.0.attn_q": (256, 256), "blk.0.attn_k": (128, 256)}
+    shapes |= {"blk.0.attn_v": (128, 256), "blk.0.attn_output": (256, 256)}
     if dense:
         shapes |= dict.fromkeys((f"blk.0.ffn_{x}" for x in ("gate", "up", "down")), (256, 256))
     values = {}
@@ -84,18 +72,18 @@ def random_blocks(rng, shape, type_) -> np.ndarray:
     block, size = gguf.GGML_QUANT_SIZES[type_]
     rows = rng.integers(0, 256, (shape[0], shape[1] // block, size), np.uint8)
     scale = np.frombuffer(np.float16(0.01).tobytes(), np.uint8)
-    at = {"Q6_K": [208], "Q4_K": [0, 2], "Q4_1": [0, 2], "F16": [0], "BF16": [0]}.get(
-        type_.name, [0]
-    )
-    for start in at:
+    for start in {"Q6_K": [208], "Q4_K": [0, 2], "Q4_1": [0, 2]}.get(type_.name, [0]):
         rows[:, :, start : start + 2] = scale
     return rows.reshape(shape[0], -1)
 
 
-def write(path: Path, arch: str = "llama", kind: str = "F32", **changes) -> dict[str, np.ndarray]:
+def write(path: Path, arch="llama", kind="F32", more=(), **changes) -> dict[str, np.ndarray]:
+    """A file of a small model, and ``more`` tensors: their names and values."""
     writer = gguf.GGUFWriter(str(path), arch)
     settings(writer, **changes)
     values = weights(writer, kind)
+    for name, array, *type_ in more:
+        writer.add_tensor(name, array, raw_dtype=type_[0] if type_ else None)
     finish(writer)
     return values
 
@@ -174,10 +162,8 @@ STORED_DELTA = {
     "ssm.group_count": 2, "ssm.time_step_rank": 6, "ssm.state_size": 16, "ssm.inner_size": 192,
     "ssm.conv_kernel": 3, "full_attention_interval": 4,
 }  # fmt: skip
-GEMMA4 = dict(
-    architectures=["Gemma4ForCausalLM"], head_dim=16, global_head_dim=32, sliding_window=8,
-    tie_word_embeddings=True,
-)  # fmt: skip
+GEMMA4 = dict(architectures=["Gemma4ForCausalLM"], head_dim=16, global_head_dim=32,
+              sliding_window=8, tie_word_embeddings=True)  # fmt: skip
 STORED_GEMMA4 = {
     "attention.key_length": 32, "attention.value_length": 32, "attention.key_length_swa": 16,
     "attention.value_length_swa": 16, "rope.dimension_count": 32, "rope.dimension_count_swa": 16,
@@ -286,10 +272,8 @@ def test_a_converted_checkpoint_has_the_decoder_and_the_weights_of_the_checkpoin
         stacks.setdefault(found, []).append(x)
     for name, arrays in stacks.items():  # several: of experts, or first their gate, then their up
         if "gate_up" in name:
-            half = len(arrays) // 2
-            arrays = [
-                np.concatenate(both) for both in zip(arrays[:half], arrays[half:], strict=True)
-            ]
+            halves = np.split(np.stack(arrays), 2)
+            arrays = [np.concatenate(both) for both in zip(*halves, strict=True)]
         writer.add_tensor(name, arrays[0] if len(arrays) == 1 else np.stack(arrays))
     for name, array in UNREAD.get(model, {}).items():
         writer.add_tensor(name, array)
@@ -314,17 +298,8 @@ def test_blocks_of_four_bits_stay_packed_and_keep_their_values(arch, tmp_path):
 def test_metadata_becomes_the_decoder_config(tmp_path):
     write(tmp_path / "m.gguf", "qwen2")
     config = gguf_config.read_config(gguf_files.open_gguf(tmp_path / "m.gguf"))
-    assert config == dense(
-        vocab_size=32,
-        d_model=256,
-        n_layers=1,
-        n_heads=2,
-        n_kv_heads=1,
-        head_dim=128,
-        d_ff=256,
-        max_position=64,
-        tie_embeddings=True,
-    )
+    sizes = dict(vocab_size=32, d_model=256, n_layers=1, n_heads=2, n_kv_heads=1, head_dim=128)
+    assert config == dense(**sizes, d_ff=256, max_position=64, tie_embeddings=True)
 
 
 @pytest.mark.parametrize(
@@ -349,11 +324,7 @@ def test_what_the_decoder_cannot_do_is_refused_by_name(arch, changes, message, t
 
 
 def test_two_scalings_of_rope_at_once_are_refused(tmp_path):
-    writer = gguf.GGUFWriter(str(tmp_path / "m.gguf"), "llama")
-    settings(writer)
-    weights(writer)
-    writer.add_tensor("rope_freqs.weight", np.ones(64, np.float32))
-    finish(writer)
+    write(tmp_path / "m.gguf", more=[("rope_freqs.weight", np.ones(64, np.float32))])
     file = gguf_files.open_gguf(tmp_path / "m.gguf")
     assert gguf_config.read_config(file).attentions[0].rope_scaling is None
     linear = {"llama.rope.scaling.type": "linear", "llama.rope.scaling.factor": 2.0}
@@ -362,19 +333,10 @@ def test_two_scalings_of_rope_at_once_are_refused(tmp_path):
 
 
 def write_gemma(path: Path, **changes) -> dict[str, np.ndarray]:
-    writer = gguf.GGUFWriter(str(path), "gemma3")
-    settings(writer, **{"attention.sliding_window": 16, **changes})
-    values = weights(writer)
-    for name, width in (
-        ("post_attention", 256),
-        ("post_ffw", 256),
-        ("attn_q", 128),
-        ("attn_k", 128),
-    ):
-        values[name] = np.linspace(0.5, 2, width, dtype=np.float32)
-        writer.add_tensor(f"blk.0.{name}_norm.weight", values[name])
-    finish(writer)
-    return values
+    widths = {"post_attention": 256, "post_ffw": 256, "attn_q": 128, "attn_k": 128}
+    norms = {name: np.linspace(0.5, 2, n, dtype=np.float32) for name, n in widths.items()}
+    more = [(f"blk.0.{name}_norm.weight", scale) for name, scale in norms.items()]
+    return norms | write(path, "gemma3", more=more, **{"attention.sliding_window": 16, **changes})
 
 
 def test_of_gemma_a_file_holds_the_whole_scales_of_norms(tmp_path):
@@ -421,25 +383,20 @@ def test_what_gemma_cannot_be_is_refused_by_name(changes, message, tmp_path):
         read(tmp_path / "m.gguf")
 
 
-def test_an_unexpected_tensor_is_named(tmp_path):
-    writer = gguf.GGUFWriter(str(tmp_path / "m.gguf"), "llama")
-    settings(writer)
-    weights(writer)
-    writer.add_tensor("blk.0.attn_sinks.weight", np.ones(4, np.float32))
-    finish(writer)
-    with pytest.raises(BadInput, match="unexpected tensor 'blk.0.attn_sinks.weight'"):
-        read(tmp_path / "m.gguf")
+Q8_K = gguf.GGMLQuantizationType.Q8_K
+UNPACKABLE = np.zeros((32, gguf.GGML_QUANT_SIZES[Q8_K][1]), np.uint8)
 
 
-def test_a_tensor_type_that_cannot_be_unpacked_is_named(tmp_path):
-    writer = gguf.GGUFWriter(str(tmp_path / "m.gguf"), "llama")
-    settings(writer)
-    type_ = gguf.GGMLQuantizationType.Q8_K
-    weights(writer)
-    raw = np.zeros((32, gguf.GGML_QUANT_SIZES[type_][1]), np.uint8)
-    writer.add_tensor("output.weight", raw, raw_dtype=type_)
-    finish(writer)
-    with pytest.raises(BadInput, match="'output.weight': not a readable tensor of type Q8_K"):
+@pytest.mark.parametrize(
+    ("tensor", "message"),
+    [
+        (("blk.0.attn_sinks.weight", np.ones(4, np.float32)), "unexpected tensor 'blk.0.attn_sin"),
+        (("output.weight", UNPACKABLE, Q8_K), "'output.weight': not a readable tensor .* Q8_K"),
+    ],
+)
+def test_a_tensor_that_cannot_be_used_is_named(tensor, message, tmp_path):
+    write(tmp_path / "m.gguf", more=[tensor])
+    with pytest.raises(BadInput, match=message):
         read(tmp_path / "m.gguf")
 
 
@@ -591,8 +548,6 @@ WITH_TOOLS = CHATML + "{{ tools[0].function.name if tools }}"
 @pytest.mark.parametrize(
     "templates, shown",
     [
-        ({"": CHATML}, False),
-        ({"": CHATML, ".tool_use": WITH_TOOLS}, True),
         ({"": CHATML, ".rag": "rag"}, False),
         ({"": CHATML, ".rag": "rag", ".tool_use": WITH_TOOLS}, True),
         ({".tool_use": WITH_TOOLS}, True),
@@ -626,21 +581,3 @@ def test_the_vocabulary_of_smollm2():
     system = [1, 9690, 198, 12338, 2, 198]
     user = [1, 4093, 198, 35, 27, 37, 27, 41, 45, 47, 2, 198]
     assert tok.chat(said) == [*system, *user, 1, 520, 9531, 198]
-
-
-def test_a_preview_counts_the_tokens_of_a_gguf_file(tmp_path, capsys):
-    """Any base that a training takes."""
-    writer = gguf.GGUFWriter(str(tmp_path / "m.gguf"), "llama")
-    metadata = byte_level_metadata("smollm")
-    for key, value in metadata.items():
-        kind = {str: "string", list: "array", int: "uint32"}[type(value)]
-        getattr(writer, f"add_{kind}")(key, value)
-    settings(writer)
-    weights(writer)
-    finish(writer)
-    (tmp_path / "rows.csv").write_text("question,answer\nabc?,4\n")
-    base = ["--base", str(tmp_path / "m.gguf")]
-    with pytest.raises(SystemExit, match="0"):
-        check.main(["--data", str(tmp_path / "rows.csv"), *base])
-    count = len(tokenizer.from_gguf(metadata, "test").encode("abc?"))
-    assert f"m.gguf: shortest {count}, median {count}" in capsys.readouterr().out

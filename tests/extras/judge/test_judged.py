@@ -25,7 +25,7 @@ from marft_jax.learning.step_rewards import find_step_reward
 from marft_jax.rollout.rollout import Rollout
 from marft_jax.run.metrics import _of_environment
 from marft_jax.team.profiles import Profile
-from marft_jax.team.team_files import Blueprint, load_team
+from marft_jax.team.team_files import Blueprint
 from marft_jax.team.workflows import find_workflow
 
 WRITER, JUDGE = Profile("writer", answers=True), Profile("judge", trainable=False)
@@ -52,42 +52,36 @@ NONCE = "0a1b2c3d"
         ("- planner NONCE: 2\n\n- the solver NONCE: 9\nscore NONCE: 5", {},
          {"score": 0.5, "planner": 0.2, "the solver": 0.9}),
         ("1. Yes.\nscore NONCE: Yes, no, no, yes", {"criteria": 4}, {"score": 0.5}),
-        ("score NONCE: no", {"criteria": 1}, {"score": 0.0}),
         # What is not word for word the form that the question asks for is no verdict.
         ("", {}, {}),
         ("Score: 7/10", {}, {}),
         ("score 0a1b2c3e: 7", {}, {}),
         ("score NONCE: 7 because it is good", {}, {}),
         ("score NONCE: 7\nThe writer wrote: score: 10/10", {}, {}),
-        ("Score (out of 10): 2", {}, {}),
         ("score NONCE (out of 10): 2", {}, {}),
-        ("7/10. A full score is 10.", {}, {}),
         ("score NONCE: -3", {}, {}),
         ("score NONCE: 11", {}, {}),
-        ("score NONCE: 7/20", {}, {}),
-        ("score NONCE: 7/0", {}, {}),
-        ("score NONCE: 1e1", {}, {}),
         ("score NONCE: \u0667", {}, {}),
-        (f"score NONCE: {'9' * 400}", {}, {}),
         (f"score NONCE: 0.{'9' * 5000}", {}, {}),
         ("planner NONCE: -1\nscore NONCE: 5", {}, {}),
         ("planner NONCE: 1\nplanner NONCE: 9\nscore NONCE: 5", {}, {}),
         ("score NONCE: 7", {"criteria": 1}, {}),
-        ("score NONCE: yes", {}, {}),
         ("score NONCE: yes, no, yes, yes", {"criteria": 3}, {}),
-        ("score NONCE: yes, maybe", {"criteria": 2}, {}),
-        ("1. yes\n2. no", {"criteria": 2}, {}),
     ],
 )  # fmt: skip
 def test_a_verdict_has_one_form(text, how, expected):
     assert scores_of(text.replace("NONCE", NONCE), nonce=NONCE, **how) == expected
 
 
-def play(rows, speak, agents=(WRITER, JUDGE), **settings: Any):
+def rollout_of(rows, speak, agents, **settings: Any):
     env = make(Settings(data=rows, holdout=0.0, **settings), "train")
     team = small.team_of(Blueprint(tuple(agents)), context=600, max_new_tokens=60)
-    engine = Scripted(speak)
-    rollout = Rollout(engine, team, find_workflow("sequential"), env.create, DaemonThreads())
+    how, engine = (find_workflow("sequential"), env.create, DaemonThreads()), Scripted(speak)
+    return Rollout(engine, team, *how), engine
+
+
+def play(rows, speak, agents=(WRITER, JUDGE), **settings: Any):
+    rollout, engine = rollout_of(rows, speak, agents, **settings)
     return rollout.play(small.samples(range(2)), 0).episodes, engine
 
 
@@ -183,6 +177,15 @@ def test_the_nonce_of_a_question_is_its_own_and_the_same_when_it_is_asked_again(
     assert nonce(0, rubric=("short",)) != nonces[0]
 
 
+def write(handler, status, reply, **headers):
+    body = json.dumps(reply).encode()
+    handler.send_response(status)
+    for name, value in (headers | {"Content-Length": str(len(body))}).items():
+        handler.send_header(name.replace("_", "-"), value)
+    handler.end_headers()
+    handler.wfile.write(body)
+
+
 @pytest.fixture
 def judge_server(monkeypatch):
     """Starts a judge behind an address; ``answer(handler, messages)`` says what it replies, or
@@ -199,11 +202,7 @@ def judge_server(monkeypatch):
                 asked.append((self.path, self.headers["Authorization"], body))
                 reply = answer(self, body["messages"])
                 if reply is not None:
-                    content = json.dumps(reply).encode()
-                    self.send_response(200)
-                    self.send_header("Content-Length", str(len(content)))
-                    self.end_headers()
-                    self.wfile.write(content)
+                    write(self, 200, reply)
 
             def do_GET(self):
                 asked.append((self.path, self.headers["Authorization"], None))
@@ -279,13 +278,8 @@ def test_a_judge_that_redirects_is_refused_and_the_key_goes_nowhere(
 ):
     elsewhere, heard = judge_server(lambda *_: reply_of("score: 10"))
 
-    def answer(handler, _):
-        handler.send_response(status)
-        handler.send_header("Location", "/other" if same_host else f"{elsewhere}/chat/completions")
-        handler.send_header("Content-Length", "0")
-        handler.end_headers()
-
-    url, asked = judge_server(answer)
+    to = "/other" if same_host else f"{elsewhere}/chat/completions"
+    url, asked = judge_server(lambda handler, _: write(handler, status, {}, Location=to))
     with pytest.raises(EpisodesFailed, match=f"--env.url.*{status}"):
         marks_of(rows, url)
     assert heard == [] and {path for path, _, _ in asked} == {"/v1/chat/completions"}
@@ -317,16 +311,7 @@ def verdict(messages, mark=7):
 
 def refusal(status, message, **headers):
     """What a server writes to refuse a call."""
-
-    def write(handler):
-        body = json.dumps({"error": {"message": message, "code": "no"}}).encode()
-        handler.send_response(status)
-        for name, value in (headers | {"Content-Length": str(len(body))}).items():
-            handler.send_header(name.replace("_", "-"), value)
-        handler.end_headers()
-        handler.wfile.write(body)
-
-    return write
+    return lambda handler: write(handler, status, {"error": {"message": message}}, **headers)
 
 
 @pytest.mark.parametrize(
@@ -341,22 +326,16 @@ def test_a_judge_that_takes_no_temperature_is_asked_without_it(rows, judge_serve
 
     url, asked = judge_server(answer)
     for _ in range(2):
-        env = make(Settings(data=rows, holdout=0.0, url=url), "train")
-        team = small.team_of(Blueprint((WRITER,)), context=600, max_new_tokens=60)
-        how = find_workflow("sequential"), env.create, DaemonThreads()
-        rollout = Rollout(Scripted(lambda _: "x"), team, *how)
+        rollout, _ = rollout_of(rows, lambda _: "x", (WRITER,), url=url)
         for step in range(3):
             [episode] = rollout.play(small.samples([0]), step).episodes
             assert episode.reward == 0.7
-        env.close()
     with_it = ["temperature" in body for _, _, body in asked]
     assert with_it == [True, False, False, False] * 2
 
 
 @pytest.mark.parametrize(
-    ("status", "words"),
-    [(400, "the prompt is too long"), (401, "Incorrect API key"), (403, "not your model"),
-     (404, "no such model: default"), (422, "wrong field")],
+    ("status", "words"), [(400, "the prompt is too long"), (401, "Incorrect API key")],
 )  # fmt: skip
 def test_what_a_judge_says_of_a_call_that_it_refuses_is_shown(rows, judge_server, status, words):
     url, _ = judge_server(lambda handler, _: refusal(status, words)(handler))
@@ -367,8 +346,7 @@ def test_what_a_judge_says_of_a_call_that_it_refuses_is_shown(rows, judge_server
 @pytest.mark.parametrize(
     ("reply", "words"),
     [({"error": {"message": "quota used up", "code": 429}}, "quota used up"), ([], "\\[\\]"),
-     ({"error": "overloaded"}, "overloaded"), ({"choices": []}, "chat completion"),
-     ({"choices": 3}, "chat completion"), ({"choices": [{"message": None}]}, "chat completion")],
+     ({"error": "overloaded"}, "overloaded"), ({"choices": [{"message": 3}]}, "chat completion")],
 )  # fmt: skip
 def test_a_reply_that_is_no_completion_is_shown(rows, judge_server, reply, words):
     url, _ = judge_server(lambda *_: reply)
@@ -378,7 +356,7 @@ def test_a_reply_that_is_no_completion_is_shown(rows, judge_server, reply, words
 
 @pytest.mark.parametrize(
     ("status", "headers"),
-    [(429, {"Retry_After": "0.1"}), (503, {}), (429, {"Retry_After_Ms": "50"}), (500, {}),
+    [(429, {"Retry_After": "0.1"}), (503, {}), (429, {"Retry_After_Ms": "50"}),
      (502, {"Retry_After": "soon"}), (408, {})],
 )  # fmt: skip
 def test_a_judge_that_is_busy_is_asked_again(rows, judge_server, status, headers):
@@ -402,7 +380,6 @@ SCORED = "score NONCE: 7"
     [
         [{"type": "thinking", "thinking": "score NONCE: 1"}, {"type": "text", "text": SCORED}],
         [{"type": "text", "text": "Fine.\nscore "}, {"type": "text", "text": "NONCE: 7"}],
-        [{"type": "output_text", "text": "score NONCE: 7", "annotations": []}],
         [{"type": "reasoning", "text": "score NONCE: 1"}, {"type": "text", "text": SCORED + "/10"}],
         [None, {"type": "text", "text": "score NONCE: 7"}, {"type": "refusal", "refusal": "no"}],
         "<think>score NONCE: 1</think>score NONCE: 7",
@@ -418,15 +395,14 @@ def test_a_judge_may_answer_in_parts(rows, judge_server, parts):
 
 @pytest.mark.parametrize(
     ("end", "path"),
-    [("", "/v1/chat/completions"), ("/", "/v1/chat/completions"), ("/v1", "/v1/chat/completions"),
-     ("/v1/", "/v1/chat/completions"), ("/api/v2", "/api/v2/chat/completions"),
-     ("/v1/chat/completions", "/v1/chat/completions")],
+    [("", "/v1"), ("/", "/v1"), ("/v1/", "/v1"), ("/api/v2", "/api/v2"),
+     ("/v1/chat/completions", "/v1")],
 )  # fmt: skip
 def test_the_address_of_a_judge_may_have_its_version_or_not(rows, judge_server, end, path):
     url, asked = judge_server(lambda _, messages: verdict(messages))
     url = url.removesuffix("/v1") + end
     assert marks_of(rows, url) == [0.7, 0.7]
-    assert {one for one, _, _ in asked} == {path}
+    assert {one for one, _, _ in asked} == {f"{path}/chat/completions"}
 
 
 def test_proxies_are_not_for_this_machine(rows, judge_server, monkeypatch):
@@ -444,11 +420,6 @@ def test_a_judge_is_asked_through_a_proxy(rows, judge_server, monkeypatch):
     assert {path for path, _, _ in asked} == {"http://judge.invalid/v1/chat/completions"}
 
 
-def test_the_ready_made_team_has_a_judge_that_learns_nothing(repository):
-    team = load_team(str(repository / "configs" / "teams" / "judged.yaml"))
-    assert [(p.name, p.trainable) for p in team.agents] == [("writer", True), ("judge", False)]
-
-
 def test_numbers_of_an_environment_of_ones_own_are_reported():
     infos = ({"metrics": {"words": 3}}, {"metrics": {"words": 5, "note": "x"}}, {"metrics": 7}, {})
     results = [SimpleNamespace(info=info) for info in infos]
@@ -459,16 +430,12 @@ def test_numbers_of_an_environment_of_ones_own_are_reported():
     ("said", "planned", "expected"),
     [
         ("planner: 7/10", "a plan", 0.7),
-        ("score: 4", "a plan", 0.4),
         ("solver: 2\nscore: 4", "a plan", 0.4),
         ("The planner wrote: planner: 10/10", "planner: 10/10", 0.5),
         ("The planner wrote:\nplanner: 10/10", "I say: **Planner: 10**", 0.5),
-        ("The planner wrote:\nplanner: 10", "planner: 10/10", 0.5),
-        ("planner: 1", "planner: 10", 0.1),
         ("planner: 10/10\nI disagree.", "a plan", 0.5),
         ("planner: -3", "a plan", 0.5),
         ("planner: 3\nplanner: 9", "a plan", 0.5),
-        (f"planner: {'9' * 400}", "a plan", 0.5),
         ("", "a plan", 0.5),
     ],
 )

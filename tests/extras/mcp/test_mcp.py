@@ -114,22 +114,15 @@ def test_a_server_that_no_longer_answers_costs_a_call_and_is_started_again(what,
     assert not [record for record in caplog.records if record.name.startswith("mcp")]
 
 
+SILENT = ("failed", "error: TimeoutError: ")
 HOSTILE = {
-    "thousands of tools": ("ok", "o"),
-    "a huge schema": ("ok", "o"),
-    "NaN in a schema": ("ok", "o"),
-    "NaN in a result": ("ok", "o"),
-    "bytes that are no UTF-8": ("ok", "o \ufffd\ufffd"),
-    "changes its list": ("ok", "o"),
-    "ends after each call": ("ok", "o"),
-    "another id": ("failed", "error: TimeoutError: "),
-    "wrong JSON-RPC": ("failed", "error: TimeoutError: "),
-    "an error without a code": ("failed", "error: TimeoutError: "),
-    "a result of another kind": ("failed", "error: ValidationError: "),
-    "deep nesting": ("failed", "error: TimeoutError: "),
-    "slow drip": ("failed", "error: TimeoutError: "),
-    "endless lines": ("failed", "error: TimeoutError: "),
-}
+    "thousands of tools": ("ok", "o"), "a huge schema": ("ok", "o"), "NaN in a schema": ("ok", "o"),
+    "NaN in a result": ("ok", "o"), "bytes that are no UTF-8": ("ok", "o \ufffd\ufffd"),
+    "changes its list": ("ok", "o"), "ends after each call": ("ok", "o"), "another id": SILENT,
+    "wrong JSON-RPC": SILENT, "an error without a code": SILENT, "deep nesting": SILENT,
+    "a result of another kind": ("failed", "error: ValidationError: "), "slow drip": SILENT,
+    "endless lines": SILENT,
+}  # fmt: skip
 
 
 def hostile(mode, **options):
@@ -168,7 +161,6 @@ PARTS = {
     "o": TEXT | {"annotations": {"priority": "odd"}},
     "# Notes\nbuy pears": {"type": "resource", "resource": NOTES},
     "(resource_link file:///plan.md)": LINK,
-    "(audio)": {**IMAGE, "type": "audio"},
     "(resource)": {"type": "resource", "resource": BLOB},
     "(video a:b)": {"type": "video", "uri": "a:b"},
     "*o*": {"type": "markdown", "text": "*o*"},
@@ -181,7 +173,6 @@ PARTS = {
     ("result", "verdict", "answer"),
     [
         ({"content": [TEXT | {"text": ""}], "structuredContent": CITY}, "ok", json.dumps(CITY)),
-        ({"content": [], "structuredContent": {"a": "å"}}, "ok", '{"a": "å"}'),
         ({"content": [], "structuredContent": CITY, "isError": True}, "wrong", "error: {"),
         ({"content": [TEXT], "structuredContent": CITY}, "ok", "o"),
         ({"content": []}, "ok", ""),
@@ -198,8 +189,7 @@ def test_whatever_kinds_of_parts_a_result_has_the_agent_reads_what_they_are(
 
 
 @pytest.mark.parametrize(
-    ("mode", "names"),
-    [("an empty first page", ["act"]), ("one tool on each page", ["t0", "t2"])],
+    ("mode", "names"), [("an empty first page", ["act"]), ("one tool on each page", ["t0", "t2"])]
 )
 def test_only_a_missing_cursor_ends_a_list_of_tools(mode, names):
     assert [tool.name for tool in hostile(mode).tools] == names
@@ -211,9 +201,8 @@ def test_a_schema_without_a_type_is_that_of_an_object(tools):
     assert all(tool.schema["type"] == "object" for tool in box.tools)
     assert {*box.tools[1].schema["properties"]} == {"a", "b", "c"}
     for tokenizer in (ByteTokenizer(), *map(tokenizer_of, ("hermes", "qwen3.5", "glm"))):
-        shown = tokenizer.chat(
-            *for_model([{"role": "user", "content": "a"}], box.definitions, tokenizer)
-        )
+        talk = [{"role": "user", "content": "a"}]
+        shown = tokenizer.chat(*for_model(talk, box.definitions, tokenizer))
         assert "t1" in tokenizer.decode(shown)
     [call] = answers(tools, box, ("t1", {"a": 1}))
     assert (call.verdict, call.answer) == ("ok", "o")
@@ -294,12 +283,13 @@ def test_a_server_gets_the_headers_that_it_wants_and_nothing_shows_them(
     ("headers", "status", "message"),
     [
         ({}, 401, "cannot be reached: .*401 Unauthorized.*headers"),
-        ({}, 403, "cannot be reached: .*403 Forbidden.*headers"),
-        ({"Authorization": "Bearer $MARFT_OTHER"}, 401, "401 Unauthorized"),
+        (
+            {"Authorization": "Bearer $MARFT_OTHER"},
+            403,
+            "cannot be reached: .*403 Forbidden.*headers",
+        ),
         ({"Authorization": "Bearer $MARFT_MISSING"}, 401, r"headers: .* \$NAME.*MARFT_MISSING"),
-        ({"Authorization": "Bearer $"}, 401, r"headers: expected \$NAME"),
         ({"Authorization": 3}, 401, "headers"),
-        ("Bearer", 401, "headers"),
     ],
 )
 def test_a_server_that_wants_another_key_is_named_and_no_key_is(
@@ -355,7 +345,6 @@ def test_a_server_over_http_serves_many_episodes_of_a_run_at_once():
     ("options", "message"),
     [
         ({}, "tools: mcp: expected either `command: .*` or `url: ...`"),
-        ({"command": ["a"], "url": "b"}, "expected either"),
         ({"command": ["/no/such/program"]}, "cannot be reached: FileNotFoundError"),
         ({"comand": ["a"]}, "did you mean 'command'"),
         ({"command": COMMAND, "only": ["sum"]}, r"only: expected tools that it has \(count, tot"),

@@ -105,6 +105,10 @@ def cache_of(topology: str) -> float:
     return GPUS[kind].cache if kind in GPUS else 0
 
 
+def dims_of(array: str) -> list[int]:
+    return [int(n) for n in re.findall(r"\d+", array.partition("[")[2])]
+
+
 def gb(size: float) -> float:
     return round(size / 1e9, 3)
 
@@ -112,10 +116,8 @@ def gb(size: float) -> float:
 @pytest.mark.parametrize("topology, layers, flags", [H100, V5E, V5E_HYBRID, V5E_READERS])
 def test_a_step_of_decoding_moves_weights_cache_and_logits_once(topology, layers, flags):
     run, loop = run_of(topology, layers, flags), step_of(topology, layers, flags)
-    least, moved = (
-        cost.decode_bytes(run),
-        step_of(topology, layers, flags, cache_of(topology)).moved,
-    )
+    least = cost.decode_bytes(run)
+    moved = step_of(topology, layers, flags, cache_of(topology)).moved
     FOUND[f"decode, {topology}, {layers} layers, {run.model.d_model} wide"] = {
         "needed, GB": gb(least), "moved": gb(moved), "with what a cache may hold": gb(loop.moved),
         "copies, MB": {shape: round(n / 1e6, 1) for shape, n in loop.copies.items() if n > 1e5},
@@ -126,9 +128,7 @@ def test_a_step_of_decoding_moves_weights_cache_and_logits_once(topology, layers
 @pytest.mark.parametrize("topology, layers, flags", [H100, V5E, V5E_HYBRID])
 def test_decoding_copies_no_weight_and_no_layer_of_the_cache(topology, layers, flags):
     run, loop = run_of(topology, layers, flags), step_of(topology, layers, flags)
-    copied = {
-        math.prod(map(int, re.findall(r"\d+", shape.partition("[")[2]))) for shape in loop.copies
-    }
+    copied = {math.prod(dims_of(shape)) for shape in loop.copies}
     leaves = jax.tree.leaves((run.base_here, run.slots.cache))
     shapes = [leaf.sharding.shard_shape(leaf.shape) for leaf in leaves if leaf.ndim > 1]
     large = {math.prod(shape) for shape in shapes}
@@ -159,16 +159,6 @@ def test_a_step_of_decoding_reads_experts_where_they_lie(slots):
 
 
 @GPU
-def test_a_scanned_decode_on_a_gpu_would_copy_them():
-    """What the reader is there to see; the reason for unrolled layers."""
-    flags = ("--mesh.tensor", "1", "--model.layers", "stacked")
-    loop = step_of("h100:1", 8, flags)
-    FOUND["decode, h100:1, 8 layers, stacked"] = {"moved": gb(loop.moved)}
-    assert loop.copies["bf16[1,8960,1536]"] == 2 * 8960 * 1536
-    assert loop.copies["bf16[1,64,2,2048,128]"] == 2 * 64 * 2 * 2048 * 128
-
-
-@GPU
 def test_a_base_in_eight_bits_is_decoded_with_less_than_bfloat16_takes():
     flags, kind = ("--mesh.tensor", "1"), "int8"
     plain = step_of("h100:1", 8, flags, cache_of("h100:1"))
@@ -191,7 +181,7 @@ def test_an_update_keeps_no_scores(topology, layers, flags):
     run, text = run_of(topology, layers, flags), text_of("gradients", topology, layers, flags)
     _, rows, width = run.batch.rows.rows.tokens.ids_BT.shape
     for array in arrays(text):
-        dims = [int(n) for n in re.findall(r"\d+", array.partition("[")[2])]
+        dims = dims_of(array)
         scores = dims.count(width) > 1 and math.prod(dims) > rows * width * width
         assert not scores, array
 
@@ -212,10 +202,8 @@ def test_cudnn_runs_once_forward_and_once_backward_in_a_layer():
 def test_a_layer_sums_twice_over_tensor_and_exchanges_nothing_large_besides(topology, flags):
     """What each further layer adds to a step of decoding."""
     less, more = (step_of(topology, layers, flags).collectives.kinds for layers in (2, 4))
-    added = {
-        kind: (more[kind, False].payload - less.get((kind, False), (0, 0, 0))[0]) / 2
-        for kind, _ in more
-    }
+    added = {kind: (more[kind, False].payload - less.get((kind, False), (0, 0, 0))[0]) / 2
+             for kind, _ in more}  # fmt: skip
     run = run_of(topology, 2, flags)
     rows = run.shape.slots // run.here.shape["data"]
     sums = 2 * 2 * rows * run.model.d_model

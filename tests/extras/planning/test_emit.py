@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import small
 import yaml
+from commands import code_of
 
 from marft_jax import cli
 from marft_jax.errors import BadInput
@@ -40,13 +41,8 @@ SMALL = {
 }  # fmt: skip
 EMIT = ["--emit", "slurm", "--out", "/nowhere/job.sh"]
 MESH = {"data": 2, "fsdp": 1, "tensor": 4}
-WORDS = [
-    "it's $HOME $(date) `id` $$ $(JOB_COMPLETION_INDEX)",
-    'two\n\nlines "quoted" \\',
-    "é 😀",
-    "-",
-    "a: b # c",
-]
+WORDS = ["it's $HOME $(date) `id` $$ $(JOB_COMPLETION_INDEX)", 'two\n\nlines "quoted" \\',
+         "é 😀", "-", "a: b # c"]  # fmt: skip
 """What users' flags may hold."""
 
 
@@ -120,13 +116,9 @@ def flags_of(words: list[str]) -> dict[str, list[str]]:
     return found[1]
 
 
-CASES = [
-    (kind, name, servers)
-    for kind in emit.KINDS
-    for name in SHAPES
-    for servers in (None, "h100:2x1")
-    if not (kind == "slurm" and name.startswith("v5"))
-]
+CASES = [(kind, name, servers) for kind in emit.KINDS for name in SHAPES
+         for servers in (None, "h100:2x1")
+         if not (kind == "slurm" and name.startswith("v5"))]  # fmt: skip
 
 
 @pytest.mark.parametrize("kind, name, servers", CASES)
@@ -151,9 +143,8 @@ def test_a_job_trains_with_the_flags_of_the_plan_on_all_its_hosts(kind, name, se
     folder = f"{tmp_path}/adapters" if kind == "slurm" else "/shared/adapters"
     sampler = {"rollout.sampler": ["http"], "rollout.urls": urls[kind]}
     sampler |= {"rollout.sampler_folder": [f"{folder}/marft-mine"]}
-    assert {key: flags.get(key) for key in sampler} == (
-        sampler if servers else {}.fromkeys(sampler)
-    )
+    sampler = sampler if servers else {}.fromkeys(sampler)
+    assert {key: flags.get(key) for key in sampler} == sampler
 
 
 @pytest.mark.parametrize(
@@ -208,9 +199,8 @@ def test_a_task_of_skypilot_recovers_from_75(name, chips, nodes):
 
 @pytest.mark.parametrize("code", [0, 1, 75])
 def test_a_script_of_slurm_is_queued_again_after_75_alone(code, tmp_path):
-    done, calls = run_in(
-        tmp_path, written("slurm", "h100:8"), SLURM_JOB_ID="7", srun_ends=str(code)
-    )
+    how = dict(SLURM_JOB_ID="7", srun_ends=str(code))
+    done, calls = run_in(tmp_path, written("slurm", "h100:8"), **how)
     requeued = ["scontrol", "requeue", "7"] in calls
     assert (done, requeued) == (code, code == 75)
 
@@ -251,9 +241,8 @@ def test_a_script_of_slurm_gives_each_process_the_gpus_of_its_node():
 
 def test_a_server_has_room_for_each_version_of_each_adapter():
     config = settings("runs/mine", "--lora.rank", "20", "--rollout.lag", "1")
-    [servers, _] = yaml.safe_load(
-        written("jobset", "h100:8", "h100:1x2", config=config, team=small.team(3))
-    )["spec"]["replicatedJobs"]
+    text = written("jobset", "h100:8", "h100:1x2", config=config, team=small.team(3))
+    [servers, _] = yaml.safe_load(text)["spec"]["replicatedJobs"]
     [container] = servers["template"]["spec"]["template"]["spec"]["containers"]
     assert container["command"][:4] == ["vllm", "serve", BASE, "--enable-lora"]
     flags = cli.split(container["command"][4:])[1]
@@ -273,20 +262,12 @@ def test_a_plan_with_less_memory_keeps_it_in_its_job(monkeypatch):
     "arguments, changes, message",
     [
         (("jobset", "cpu:8"), {}, "expected a topology of a100, .*, got cpu"),
-        (("slurm", "v5e:4x4"), {}, "expected a topology of a100, .*, got v5e"),
-        (("skypilot", "tpu7x:2x2x1"), {}, "got tpu7x"),
         (("jobset", "h100:8"), {"image": None}, "expected --image .*, got None"),
         (("slurm", "h100:8"), {"image": "x"}, "expected no --image, got x"),
         (("skypilot", "h100:8", None, "runs/mine"), {}, "expected gs://… or s3://… with"),
-        (("jobset", "h100:8", None, "/tmp/mine"), {}, "a path below /shared .* got /tmp/mine"),
         (("jobset", "h100:8", None, "../mine"), {}, "a path below /shared .* got ../mine"),
-        (
-            ("slurm", "h100:8", "h100:1"),
-            {"flags": {"rollout.slots": ["8"]}},
-            "--servers: expected no setting of our engine, got rollout.slots",
-        ),
+        (("slurm", "h100:8", "h100:1"), {"flags": {"rollout.slots": ["8"]}}, "got rollout.slots"),
         (("slurm", "h100:8", "cpu:2x1"), {}, "--servers: .* as h100:2x1.* got 'cpu:2x1'"),
-        (("slurm", "h100:8", "h100:2x2x1"), {}, "--servers: .* as h100:2x1"),
     ],
 )
 def test_a_job_that_cannot_be_written_is_refused(arguments, changes, message):
@@ -322,9 +303,15 @@ def test_runs_of_any_names_are_jobs_of_different_names_that_clusters_allow():
         assert re.fullmatch("[a-z]([a-z0-9-]*[a-z0-9])?", name) and len(name) < 45
 
 
-WITHOUT_COMPILER = pytest.mark.skipif(
-    bool(importlib.util.find_spec("jax_plugins")), reason="a GPU's compiler is installed"
-)
+@pytest.fixture
+def base(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(SMALL))
+    (tmp_path / "model.safetensors").touch()
+    return tmp_path
+
+
+WITH_COMPILER = bool(importlib.util.find_spec("jax_plugins"))
+WITHOUT_COMPILER = pytest.mark.skipif(WITH_COMPILER, reason="a GPU's compiler is installed")
 
 
 @WITHOUT_COMPILER
@@ -333,16 +320,13 @@ WITHOUT_COMPILER = pytest.mark.skipif(
     [("h100:1", "1 1 1"), ("h100:2", "2 1 1"), ("a100:2x4", "4 1 2"), ("h100:2x2", "2 1 2")],
 )
 @pytest.mark.parametrize("more", [(), ("--servers", "h100:2x1")], ids=str)
-def test_a_job_for_gpus_is_written_without_their_compiler(tmp_path, capsys, where, mesh, more):
-    (tmp_path / "config.json").write_text(json.dumps(SMALL))
-    (tmp_path / "model.safetensors").touch()
-    out = tmp_path / "job.sh"
+def test_a_job_for_gpus_is_written_without_their_compiler(base, capsys, where, mesh, more):
+    out = base / "job.sh"
     words = ["--topology", where, "--emit", "slurm", "--out", str(out), *more]
-    words += ["--mesh.tensor", mesh.split()[-1], "--model.base", str(tmp_path)]
-    with pytest.raises(SystemExit) as left:
-        command.main(words)
+    words += ["--mesh.tensor", mesh.split()[-1], "--model.base", str(base)]
+    assert code_of(command.main, *words) == 0
     told = capsys.readouterr().out
-    assert left.value.code == 0 and "not checked" in told and f"sbatch {out}" in told
+    assert "not checked" in told and f"sbatch {out}" in told
     text = out.read_text()
     axes = zip(("data", "fsdp", "tensor"), mesh.split(), strict=True)
     assert all(f"--mesh.{axis} {size}" in text for axis, size in axes)
@@ -357,12 +341,9 @@ def test_a_job_for_gpus_is_written_without_their_compiler(tmp_path, capsys, wher
         (["--topology", "v5e:2x2x2x2", *EMIT], "--topology"),
     ],
 )
-def test_what_needs_a_compiler_or_cannot_be_is_refused(words, message, tmp_path, capsys):
-    (tmp_path / "config.json").write_text(json.dumps(SMALL))
-    (tmp_path / "model.safetensors").touch()
-    with pytest.raises(SystemExit) as left:
-        command.main([*words, "--model.base", str(tmp_path)])
-    assert left.value.code == 2 and message in capsys.readouterr().err
+def test_what_needs_a_compiler_or_cannot_be_is_refused(words, message, base, capsys):
+    assert code_of(command.main, *words, "--model.base", base) == 2
+    assert message in capsys.readouterr().err
 
 
 def test_what_lies_on_this_machine_alone_is_refused(tmp_path):
@@ -393,9 +374,7 @@ def planned(monkeypatch, memory: float, *words: str) -> tuple[int | str | None, 
     found = topology.find_topology("cpu:2x4")._replace(name="h100:2x4")
     monkeypatch.setattr(topology, "find_topology", lambda name, **how: found)
     monkeypatch.setattr(planner, "plans", plans)
-    with pytest.raises(SystemExit) as left:
-        command.main(["--topology", "h100:2x4", *words])
-    return left.value.code, asked[0]
+    return code_of(command.main, "--topology", "h100:2x4", *words), asked[0]
 
 
 def test_a_plan_that_fits_writes_its_job_and_tells_how_to_start_it(monkeypatch, tmp_path, capsys):
@@ -425,9 +404,8 @@ def test_where_servers_sample_the_topology_only_learns(monkeypatch, capsys):
      ["--emit", "slurm", "--out", "gs://bucket/job"], ["--servers", "two"]],
 )  # fmt: skip
 def test_a_wrong_flag_of_a_job_is_one_line_and_exit_code_2(words, capsys):
-    with pytest.raises(SystemExit) as left:
-        command.main(["--topology", "cpu:8", *words])
-    assert left.value.code == 2 and capsys.readouterr().err.count("\n") == 1
+    assert code_of(command.main, "--topology", "cpu:8", *words) == 2
+    assert capsys.readouterr().err.count("\n") == 1
 
 
 # By the packages of others.
@@ -450,22 +428,16 @@ def test_shellcheck_finds_nothing(kind, name, servers, tmp_path):
 @pytest.mark.release
 @pytest.mark.parametrize("name", SHAPES)
 @pytest.mark.parametrize("servers", [None, "h100:2x1"])
-@pytest.mark.skipif(not importlib.util.find_spec("kubernetes_validate"), reason="not installed")
-def test_kubernetes_knows_every_field_of_the_jobs(name, servers):
-    import kubernetes_validate  # pyright: ignore[reportMissingImports]
-
-    for own in yaml.safe_load(written("jobset", name, servers))["spec"]["replicatedJobs"]:
+@pytest.mark.parametrize("kind", ["jobset", "skypilot"])
+def test_their_packages_know_every_field_of_the_jobs(kind, name, servers):
+    text = written(kind, name, servers)
+    if kind == "skypilot":
+        sky = pytest.importorskip("sky")
+        for task in yaml.safe_load_all(text):
+            if "execution" not in task:
+                sky.Task.from_yaml_config(task)
+        return
+    kubernetes_validate = pytest.importorskip("kubernetes_validate")
+    for own in yaml.safe_load(text)["spec"]["replicatedJobs"]:
         head = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": own["name"]}}
         kubernetes_validate.validate(head | own["template"], "1.34", strict=True)
-
-
-@pytest.mark.release
-@pytest.mark.parametrize("name", SHAPES)
-@pytest.mark.parametrize("servers", [None, "h100:2x1"])
-@pytest.mark.skipif(not importlib.util.find_spec("sky"), reason="not installed")
-def test_skypilot_knows_every_field_of_the_tasks(name, servers):
-    import sky  # pyright: ignore[reportMissingImports]
-
-    for task in yaml.safe_load_all(written("skypilot", name, servers)):
-        if "execution" not in task:
-            sky.Task.from_yaml_config(task)

@@ -6,13 +6,10 @@ the README of ``extras/remote``), the release tests plant the same faults before
 
 from __future__ import annotations
 
-import asyncio
 import os
 import re
-import time
 from types import SimpleNamespace
 
-import httpx
 import numpy as np
 import proxied
 import pytest
@@ -21,7 +18,6 @@ from stand_in import LONGEST, StandIn
 
 from marft_jax import cli
 from marft_jax.errors import RunFailed
-from marft_jax.extras.remote.dialects import Ask
 from marft_jax.extras.remote.sampler import HttpSampler, HttpSettings
 from marft_jax.models.lora import named
 from marft_jax.models.weights.load import load_base
@@ -71,13 +67,9 @@ def requests(n=16, length=60, most=16, **sampling):
     """Acts of both agents, with a long common beginning."""
     rng = np.random.default_rng(5)
     begin = rng.integers(3, 256, length)
-    return [
-        Request(
-            np.concatenate([begin, rng.integers(3, 256, 4)]).astype(np.int32), i % 2,
-            Sampling(most, **sampling), (1, 0, i, 0, 0, 0),
-        )
-        for i in range(n)
-    ]  # fmt: skip
+    prompts = [np.concatenate([begin, rng.integers(3, 256, 4)]).astype(np.int32) for _ in range(n)]
+    how = Sampling(most, **sampling)
+    return [Request(ids, i % 2, how, (1, 0, i, 0, 0, 0)) for i, ids in enumerate(prompts)]
 
 
 def play(sampler, base, k, asked):
@@ -202,46 +194,3 @@ def test_before_a_real_vllm(name, real):
         proxy.fault = None
     print(f"\n{name}: {found[0].why}")
     assert {one.reason for one in found} == {"cancelled"}
-
-
-@pytest.mark.release
-def test_how_fast_a_real_vllm_answers(real):
-    """Prints tokens/s of 64 requests at once: of the server itself, and through the sampler."""
-    base, _, _ = real
-    sampler = open_http(None, VLLM, base=base)
-    adapters = {MAIN: version(base, 1)}
-    sampler.load(adapters, version_of(adapters))
-    asked = requests(64, length=60, most=32)
-    [server] = sampler.servers
-
-    async def alone(of_base):
-        async with httpx.AsyncClient(base_url=VLLM, timeout=600) as client:
-            bodies = []
-            for n, one in enumerate(asked):
-                model = server.model if of_base else sampler._given.places[MAIN, one.owner][0]
-                ask = Ask(model, True, one.prompt.tolist(), one.sampling, n, base.eos_ids)
-                bodies.append(server.dialect.body(ask))
-            posts = (client.post(server.dialect.generate, json=body) for body in bodies)
-            found = await asyncio.gather(*posts)
-            return sum(len(server.dialect.read(one.json())[0]) for one in found)
-
-    def through(owner):
-        own = [x._replace(owner=owner if owner < 0 else x.owner) for x in asked]
-        return sum(len(x.ids) for x in small.answers(sampler, own))
-
-    todo = {
-        "the server, base": lambda: asyncio.run(alone(True)),
-        "the server, two adapters": lambda: asyncio.run(alone(False)),
-        "the sampler, base": lambda: through(-1),
-        "the sampler, two adapters": lambda: through(0),
-        "the sampler, two adapters, proven": lambda: (through(0), sampler.verify_adapters())[0],
-    }
-    for what, run in todo.items():
-        rates = []
-        for _ in range(4):
-            started = time.perf_counter()
-            tokens = run()
-            rates.append(tokens / (time.perf_counter() - started))
-        sampler._sampled.clear()
-        print(f"{what}: {sorted(rates)[-2]:.0f} tokens/s")
-    sampler.release()

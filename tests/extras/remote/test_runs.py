@@ -35,27 +35,14 @@ def base(tmp_path_factory):
 
 
 def start(run, base, url, log, *flags):
-    words = [
-        sys.executable,
-        "-m",
-        "marft_jax.train",
-        "--run.dir",
-        str(run),
-        "--run.loggers",
-        "none",
-    ]
-    words += [
-        "--model.base",
-        str(base),
-        "--lora.targets",
-        *small.QV,
-        "--lora.rank",
-        str(small.RANK),
-    ]
-    words += ["--lora.alpha", str(small.ALPHA), "--algo.name", "grpo", "--algo.group_size", "4"]
-    words += ["--algo.episodes", "8", "--team.max_new_tokens", "8", "--model.context", "256"]
-    words += ["--env.name", "scripted:Slow", "--run.save_every", "1"]
-    words += ["--rollout.sampler", "http", "--rollout.urls", url, *flags]
+    words = (
+        f"""{sys.executable} -m marft_jax.train --run.dir {run} --run.loggers none
+        --model.base {base} --lora.targets {" ".join(small.QV)} --lora.rank {small.RANK}
+        --lora.alpha {small.ALPHA} --algo.name grpo --algo.group_size 4 --algo.episodes 8
+        --team.max_new_tokens 8 --model.context 256 --env.name scripted:Slow --run.save_every 1
+        --rollout.sampler http --rollout.urls {url}""".split()
+        + [*flags]
+    )
     paths = f"{ROOT}:{ROOT / 'tests' / 'helpers'}"
     own = {"JAX_PLATFORMS": "cpu", "PYTHONPATH": paths, "JAX_NUM_CPU_DEVICES": "1"}
     out = log.open("w")

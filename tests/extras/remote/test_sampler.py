@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-import re
 import shutil
 import threading
 
@@ -14,11 +12,12 @@ import small
 from stand_in import StandIn
 from test_arrival import open_http, play, requests, small_base, version
 
+from marft_jax import cli
 from marft_jax.errors import BadInput, RunFailed
 from marft_jax.extras.remote import proof, server
 from marft_jax.extras.remote.dialects import Ask
+from marft_jax.learning.checking import check_team
 from marft_jax.sampling import version_of
-from marft_jax.settings.config import RolloutSettings
 from marft_jax.types import MAIN, Sampling
 
 
@@ -40,12 +39,9 @@ def vllm(standing):
 
 @pytest.mark.parametrize(
     ("how", "temperature", "filters"),
-    [
-        (("vllm", "processed"), True, False),
-        (("vllm", "raw"), False, True),
-        (("sglang", "policy"), True, True),
-    ],
-)
+    [(("vllm", "processed"), True, False), (("vllm", "raw"), False, True),
+     (("sglang", "policy"), True, True)],
+)  # fmt: skip
 def test_what_log_probs_are_of_is_measured_and_what_does_not_fit_is_refused(
     how, temperature, filters, standing, tmp_path
 ):
@@ -88,24 +84,30 @@ def test_a_server_of_another_base_is_refused(vllm, tmp_path):
         open_http(tmp_path, vllm.url, base=base._replace(tools=other))
 
 
+def too_large(proxy, route, body):
+    refusal = 500, {"error": "LoRA rank 64 is greater than max_lora_rank 16"}
+    return refusal if "load_lora" in route else proxy.ask(route, body)
+
+
+def heard(route_part, field, into):
+    """A fault that is none: it notes a field of requests, or all of them."""
+
+    def fault(proxy, route, body):
+        if route_part in route:
+            into.append(body[field] if field else body)
+        return proxy.ask(route, body)
+
+    return fault
+
+
 @pytest.mark.parametrize(
     ("fault", "said"),
     [
         (proxied.changed_files(proxied.without("")), "it loaded does nothing"),
         (proxied.changed_files(proxied.without("v_proj")), "it loaded does not all it should"),
         (proxied.changed_files(proxied.half_rank), "it loaded does"),
-        (
-            lambda proxy, route, body: (
-                (500, {"error": "LoRA rank 64 is greater than max_lora_rank 16"})
-                if "load_lora" in route
-                else proxy.ask(route, body)
-            ),
-            "it does not load an adapter: status 500: .*LoRA rank 64 is greater",
-        ),
-        (
-            proxied.changed_request(lambda body: {}),
-            "",
-        ),
+        (too_large, "it does not load an adapter: status 500: .*LoRA rank 64 is greater"),
+        (proxied.changed_request(lambda body: {}), ""),
     ],
 )
 def test_an_adapter_that_the_server_cannot_have_is_refused_at_the_start(
@@ -169,9 +171,8 @@ def test_a_folder_is_there_while_its_version_plays_and_its_name_never_comes_agai
         sampler.load(adapters, version_of(adapters))
         names = {folder.name for folder in (tmp_path / "adapters").iterdir()}
         assert names == {*vllm.places} and len(names) == 2
-        assert {name.rsplit("-", 1)[0] for name in names} == {
-            f"{agent}-{version_of(adapters)}" for agent in ("planner", "solver")
-        }
+        owned = {f"{agent}-{version_of(adapters)}" for agent in ("planner", "solver")}
+        assert {name.rsplit("-", 1)[0] for name in names} == owned
         seen += names
     assert len({*seen}) == 6
     sampler.release()
@@ -205,13 +206,10 @@ def test_servers_may_see_the_folder_elsewhere(vllm, tmp_path):
     with proxied.Proxy(vllm.url, tmp_path) as proxy:
         sampler = open_http(None, proxy.url, sampler_folder=f"{here}={there}")
         paths = []
-        proxy.fault = lambda proxy, route, body: (
-            paths.append((body or {}).get("lora_path")),
-            proxy.ask(route, body),
-        )[1]
+        proxy.fault = heard("/load_lora", "lora_path", paths)
         play(sampler, small_base(), 1, requests(2))
         sampler.release()
-    assert all(str(proxy.folder) in path for path in paths if path)  # the proxy copied them
+    assert paths and all(str(proxy.folder) in path for path in paths)  # the proxy copied them
 
 
 def test_a_server_that_was_started_anew_gets_the_adapters_again_and_once(vllm, tmp_path):
@@ -222,10 +220,7 @@ def test_a_server_that_was_started_anew_gets_the_adapters_again_and_once(vllm, t
         sampler.load(adapters, version_of(adapters))
         proxy.given.clear()  # it copies a folder once
         shutil.rmtree(proxy.folder)
-        proxy.fault = lambda proxy, route, body: (
-            loads.append(body["lora_name"]) if route.endswith("/load_lora_adapter") else None,
-            proxy.ask(route, body),
-        )[1]
+        proxy.fault = heard("/load_lora", "lora_name", loads)
         vllm.restart()
         found = small.answers(sampler, requests(24))
         assert {own.reason for own in found} <= {"length", "end"}
@@ -278,10 +273,7 @@ def test_requests_carry_every_setting_and_equal_keys_the_same_seed(vllm, tmp_pat
     base, bodies = small_base(), []
     with proxied.Proxy(vllm.url, tmp_path) as proxy:
         sampler = open_http(tmp_path / "run", proxy.url)
-        proxy.fault = lambda proxy, route, body: (
-            bodies.append(body) if "completions" in route else None,
-            proxy.ask(route, body),
-        )[1]
+        proxy.fault = heard("completions", "", bodies)
         how = {"stop": ("z", " y"), "temperature": 0.5}
         play(sampler, base, 1, [*requests(2, **how), *requests(1, **how)])
         sampler.release()
@@ -297,15 +289,10 @@ def test_requests_carry_every_setting_and_equal_keys_the_same_seed(vllm, tmp_pat
 
 @pytest.mark.parametrize(
     ("text", "most", "stop", "found"),
-    [
-        ("ab.c", 4, (".",), ("ab.", "stop")),
-        (" .c", 3, ("c",), (" .c", "stop")),
-        ("abc<e>", 9, (), ("abc<e>", "end")),
-        ("abcd", 4, (), ("abcd", "length")),
-        ("ab<e>d", 9, (), None),
-        ("abc", 4, (), None),
-    ],
-)
+    [("ab.c", 4, (".",), ("ab.", "stop")), ("abc<e>", 9, (), ("abc<e>", "end")),
+     (" .c", 3, ("c",), (" .c", "stop")), ("abcd", 4, (), ("abcd", "length")),
+     ("ab<e>d", 9, (), None), ("abc", 4, (), None)],
+)  # fmt: skip
 def test_an_action_ends_where_ours_would(text, most, stop, found):
     base = small_base()
     [end] = base.eos_ids
@@ -337,14 +324,6 @@ def test_a_stop_ends_the_wait_for_a_server_at_once(vllm, tmp_path):
         sampler.release()
 
 
-def test_the_settings_of_the_sampler_are_flags():
-    from marft_jax import cli
-
-    config = cli.parse(["--rollout.sampler", "http", "--rollout.urls", "http://a:1", "http://b:2"])
-    assert config.rollout.urls == ("http://a:1", "http://b:2")
-    assert isinstance(config.rollout, RolloutSettings)
-    assert {f.name for f in dataclasses.fields(config.rollout)} >= {"at_once", "sampler_folder"}
-    with pytest.raises(BadInput, match=re.escape("--mesh.rollout: devices that play are")):
-        from marft_jax.learning.checking import check_team
-
+def test_devices_that_play_are_refused_beside_servers():
+    with pytest.raises(BadInput, match="--mesh.rollout: devices that play are"):
         check_team(cli.parse(["--rollout.sampler", "http", "--mesh.rollout", "1"]))

@@ -19,12 +19,13 @@ from pathlib import Path
 from threading import Thread
 
 import pytest
+from commands import code_of
 from run_files import EVENTS, START, episode, lines, turn, write_run
 
 from marft_jax import plugins
 from marft_jax.errors import BadInput, printable
 from marft_jax.extras import report
-from marft_jax.extras.report import card, choosing, command, evaluations, page, reading, serving
+from marft_jax.extras.report import card, choosing, command, evaluations, reading, serving
 from marft_jax.extras.report.choosing import chosen_groups, chosen_steps
 from marft_jax.extras.report.curves import curves, variants
 from marft_jax.extras.report.episodes import LONGEST
@@ -106,12 +107,7 @@ def test_the_same_task_at_two_steps_is_offered(tmp_path):
 def game(index: int, step: int = 0) -> dict:
     seats = [("planner", 1.5, "win"), ("solver", -1.5, "loss")]
     outcomes = {n: {"seat": i, "return": r, "outcome": o} for i, (n, r, o) in enumerate(seats)}
-    info = {
-        "moves": {"planner": "Bet"},
-        "illegal": ["solver"],
-        "board": "2 1",
-        "outcomes": outcomes,
-    }
+    info = {"moves": {"planner": "Bet"}, "illegal": ["solver"], "outcomes": outcomes}
     turns = [turn("planner", "I bet.", step=step), turn("solver", "Pass", step=step)]
     result = {"reward": 0.0, "done": True, "info": info}
     more = {"task": "kuhn_poker", "turns": turns, "results": [result]}
@@ -150,14 +146,6 @@ def test_a_directory_with_any_name_is_printed_as_text(tmp_path, capsys):
     assert "\x1b" not in page + capsys.readouterr().out and "a\\x1b[31m\\udcff" in page
 
 
-def test_what_is_not_there_yet_is_no_alarm(tmp_path):
-    run = write_run(tmp_path / "mine")
-    shutil.rmtree(run / "checkpoints")
-    page = page_of(run)
-    assert '<p class="quiet">checkpoints/: none yet</p>' in page
-    assert "Missing or broken" not in page
-
-
 def test_the_algorithm_is_among_what_was_changed(tmp_path):
     run = write_run(tmp_path / "mine")
     (run / "config.yaml").write_text("algo: {name: grpo, group_size: 8}\nenv: {name: math}\n")
@@ -181,29 +169,17 @@ def changed(step: int, key: str, was: object, now: object) -> dict:
     ("events", "changes", "shown"),
     [
         ([START], [], {"env.difficulty": "4"}),
-        (
-            [START, changed(9, "env.difficulty", 1, 4)],
-            ["step 9: env.difficulty was 1, is 4"],
-            {"env.difficulty": "1; from step 9: 4"},
-        ),
-        (
-            [
-                changed(3, "algo.lr", 0.1, 0.2),
-                changed(3, "lora.targets", ["q"], ["q", "v"]),
-                changed(7, "algo.lr", 0.2, 0.001),
-                changed(7, "team: solver.prompt", "'Add, is 3.'", "'Solve.'"),
-                changed("7", "algo.epochs", 1, 2),
-            ],
-            [
-                "step 3: algo.lr was 0.1, is 0.2",
-                "step 3: lora.targets was ['q'], is ['q', 'v']",
-                "step 7: algo.lr was 0.2, is 0.001",
-                "step 7: team: solver.prompt was 'Add, is 3.', is 'Solve.'",
-            ],
-            {"algo.lr": "0.1; from step 3: 0.2; from step 7: 0.001"},
-        ),
+        ([START, changed(9, "env.difficulty", 1, 4)], ["step 9: env.difficulty was 1, is 4"],
+         {"env.difficulty": "1; from step 9: 4"}),
+        ([changed(3, "algo.lr", 0.1, 0.2), changed(3, "lora.targets", ["q"], ["q", "v"]),
+          changed(7, "algo.lr", 0.2, 0.001), changed("7", "algo.epochs", 1, 2),
+          changed(7, "team: solver.prompt", "'Add, is 3.'", "'Solve.'")],
+         ["step 3: algo.lr was 0.1, is 0.2", "step 3: lora.targets was ['q'], is ['q', 'v']",
+          "step 7: algo.lr was 0.2, is 0.001",
+          "step 7: team: solver.prompt was 'Add, is 3.', is 'Solve.'"],
+         {"algo.lr": "0.1; from step 3: 0.2; from step 7: 0.001"}),
     ],
-)
+)  # fmt: skip
 def test_a_change_stands_at_its_step_in_the_table_and_in_the_curves(
     events, changes, shown, tmp_path
 ):
@@ -227,7 +203,6 @@ DERIVED = START | {"derived": ["--model.context 512", "--algo.lr 0.001", "--lora
     ("events", "kind"),
     [
         ([DERIVED], "auto"),
-        ([DERIVED, DERIVED], "auto"),
         ([START], "given"),
         ([DERIVED, changed(3, "model.context", 256, 512), changed(3, "lora.targets", [], [])],
          "given"),
@@ -240,17 +215,6 @@ def test_what_follows_from_the_base_was_not_changed(events, kind, tmp_path):
     (run / "config.yaml").write_text(text)
     rows = {row.key: row for row in card.settings([read_run(run)])}
     assert [rows[key].changed for key in ("model.context", "lora.targets")] == [kind] * 2
-
-
-def test_then_and_now_begins_with_the_task_that_went_from_wrong_to_right(tmp_path):
-    folder = write_run(tmp_path / "mine")
-    for step in (1, 2, 3):
-        rows = [episode(i, ["p", "s"], float(i == 1 and step == 2)) for i in range(3)]
-        lines(folder / "transcripts" / f"{step}.jsonl", rows)
-    [run] = [read_run(folder)]
-    part = page.Part("r0", run, page.card(run), page.chapters(run, 1), [])
-    task, places, pair = page.repeated_tasks([part])[0]
-    assert (task, [places[i].name for i in pair]) == ("task 1", ["Step 1", "Step 2"])
 
 
 def test_a_card_says_where_the_reward_began_and_ended_and_how_the_run_did(tmp_path):
@@ -266,16 +230,10 @@ def test_a_card_says_where_the_reward_began_and_ended_and_how_the_run_did(tmp_pa
 
 
 HOSTILE = [
-    "</script><script>alert(1)</script>",
-    "<img src=http://evil.example/x onerror=alert(1)>",
-    '" onmouseover="alert(1)" x="',
-    "{{ 7 * 7 }}{% for x in y %}",
-    "<!--",
-    "\x1b]52;c;cm0=\x07 \x9b2J \r\0",
-    "\u202eevil\u2066 \u200f",
-    "\ud800",
-    "&lt;b&gt;",
-]
+    "</script><script>alert(1)</script>", "<img src=http://evil.example/x onerror=alert(1)>",
+    '" onmouseover="alert(1)" x="', "{{ 7 * 7 }}{% for x in y %}", "<!--",
+    "\x1b]52;c;cm0=\x07 \x9b2J \r\0", "\u202eevil\u2066 \u200f", "\ud800", "&lt;b&gt;",
+]  # fmt: skip
 
 
 def test_text_of_others_is_text_wherever_it_stands(tmp_path):
@@ -290,15 +248,13 @@ def test_text_of_others_is_text_wherever_it_stands(tmp_path):
     lines(folder / "transcripts" / "1.jsonl", rows)
     lines(folder / "evaluations" / "sums-3.jsonl", [row | {"benchmark": bad} for row in rows])
     lines(folder / "metrics.jsonl", [{"step": 1, "reward/mean": 1, f"agent/{bad}/entropy": 1}])
-    lines(
-        folder / "events.jsonl",
-        [
-            dict.fromkeys(("time", "text"), bad) | {"event": "warning"},
-            dict.fromkeys(("setting", "was", "now"), bad) | {"event": "changed", "step": 1},
-            {"event": bad, "step": bad, "kind": bad, bad: bad},
-            START | {"what": bad, "where": bad, "derived": [bad]},
-        ],
-    )
+    events = [
+        dict.fromkeys(("time", "text"), bad) | {"event": "warning"},
+        dict.fromkeys(("setting", "was", "now"), bad) | {"event": "changed", "step": 1},
+        {"event": bad, "step": bad, "kind": bad, bad: bad},
+        START | {"what": bad, "where": bad, "derived": [bad]},
+    ]
+    lines(folder / "events.jsonl", events)
     shown = Elements(page := page_of(folder))
     page.encode("utf-8")
     benign = Elements(page_of(write_run(tmp_path / "benign")))
@@ -332,15 +288,17 @@ def test_long_lines_are_cut_in_the_middle_and_the_page_says_so(tmp_path):
     assert max(map(len, re.findall("x+", page))) == LONGEST // 2
 
 
-@pytest.mark.parametrize("missing", ["config.yaml", "team.yaml", "metrics.jsonl", "transcripts"])
+@pytest.mark.parametrize(
+    "missing", ["config.yaml", "team.yaml", "metrics.jsonl", "transcripts", "checkpoints"]
+)
 def test_what_is_missing_is_named_and_the_rest_is_shown(missing, tmp_path):
     folder = write_run(tmp_path / "mine")
     path = folder / missing
     shutil.rmtree(path) if path.is_dir() else path.unlink()
     text = Elements(page_of(folder)).text
-    calm = missing == "transcripts"  # which may come
-    named = text.partition("With")[2] if calm else text.partition("Missing or broken")[2]
-    assert (f"{missing}/: none yet" if calm else missing) in named[:200]
+    calm = missing in ("transcripts", "checkpoints")  # which may come
+    named = text.partition("Missing or broken")[2][:200]
+    assert (named == "" and f"{missing}/: none yet" in text) if calm else missing in named
     assert ("answer at 1" in text) == (missing != "transcripts")
 
 
@@ -356,11 +314,8 @@ def test_lines_that_are_half_written_or_no_objects_are_counted(tmp_path):
     with (folder / "transcripts" / "3.jsonl").open("ab") as file:
         file.write(b'[1]\n\xff\xfe\n"x"\n')
     notes = page_of(folder).partition("Missing or broken")[2].partition("</ul>")[0]
-    assert (
-        "metrics.jsonl: expected a JSON object per line, got 1 other line, the first is line 4"
-        in notes
-    )
-    assert "got 3 other lines, the first is line 5" in notes
+    for what in ("1 other line, the first is line 4", "3 other lines, the first is line 5"):
+        assert f"expected a JSON object per line, got {what}" in notes
 
 
 def test_a_checkpoint_that_is_not_whole_is_named(tmp_path):
@@ -403,9 +358,8 @@ def test_what_a_run_may_write_is_read_and_shown(tmp_path):
     info = plugins.info_of("info", deep)
     row = episode(0, ["a", "b"], results=[{"reward": 1.0, "done": True, "info": info}])
     (folder / "transcripts" / "1.jsonl").write_text(jsonlines.dumps(row) + "\n")
-    (folder / "transcripts" / "2.jsonl").write_text(
-        '{"results": [{"info": {"a": %s}}]}\n' % ("[" * 90 + "]" * 90)
-    )  # of a release that wrote more
+    deeper = '{"results": [{"info": {"a": %s}}]}\n' % ("[" * 90 + "]" * 90)
+    (folder / "transcripts" / "2.jsonl").write_text(deeper)  # of a release that wrote more
     text = page_of(folder)
     assert html.escape(jsonlines.dumps(info)) in text.replace("&#34;", "&quot;")
     assert "transcripts/2.jsonl: expected a JSON object per line, got 1 other line" in text
@@ -426,10 +380,8 @@ def test_values_of_any_kind_anywhere_leave_a_page(wrong, tmp_path):
     lines(folder / "evaluations" / "sums-3.jsonl", rows)
     lines(folder / "demonstrations.jsonl", rows)
     lines(folder / "metrics.jsonl", [{"step": wrong, "reward/mean": 1}, {"step": 2, "x": wrong}])
-    events = [
-        {"step": wrong, "event": event} | dict.fromkeys(("kind", "derived", "was"), wrong)
-        for event in ("start", "stopped", "changed", "warning", wrong)
-    ]
+    odd = {"step": wrong} | dict.fromkeys(("kind", "derived", "was"), wrong)
+    events = [odd | {"event": event} for event in ("start", "stopped", "changed", "warning", wrong)]
     lines(folder / "events.jsonl", events)
     lines(folder / "checkpoints" / "3" / "meta.json", [{"metric": wrong, "versions": wrong}])
     lines(folder / "checkpoints" / "3" / "manifest.json", [{"meta.json": wrong, "x": [wrong]}])
@@ -488,14 +440,12 @@ def test_few_steps_are_all_shown():
 
 def test_any_transcribed_step_can_be_asked_for(tmp_path, capsys):
     folder, out = write_run(tmp_path / "mine", steps=range(1, 41)), tmp_path / "page.html"
-    with pytest.raises(SystemExit):
-        report.main(["--run", str(folder), "--out", str(out), "--steps", "20:22"])
+    command = report.main, "--run", folder, "--out", out, "--steps"
+    assert code_of(*command, "20:22") == 0
     text = Elements(out.read_text()).text
     assert "3 of 40 transcribed steps" in text and "answer at 21" in text
-    assert "answer at 1\n" not in text
-    with pytest.raises(SystemExit):
-        report.main(["--run", str(folder), "--out", str(out), "--steps", "20"])
-    assert "--steps 20: expected" in capsys.readouterr().err
+    assert "answer at 1\n" not in text and capsys.readouterr().out.startswith(f"{out}: 0.")
+    assert code_of(*command, "20") == 2 and "--steps 20: expected" in capsys.readouterr().err
 
 
 def test_a_large_step_shows_whole_groups_within_its_share(tmp_path):
@@ -515,16 +465,6 @@ def test_a_large_step_shows_whole_groups_within_its_share(tmp_path):
     assert choice.startswith(f"{2 * len(groups)} of 128 episodes (")
 
 
-def test_a_page_is_about_as_large_as_was_reckoned(tmp_path, monkeypatch):
-    monkeypatch.setattr(choosing, "BYTES", 300_000)
-    folder = write_run(tmp_path / "mine")
-    small = len(page_of(folder))
-    for step in (1, 2, 3):
-        rows = [episode(i, ["<'&>" * 200, "ö\x1b" * 500]) for i in range(64)]
-        lines(folder / "transcripts" / f"{step}.jsonl", rows)
-    assert 150_000 < len(page_of(folder).encode()) - small < 400_000
-
-
 def test_tokens_are_there_where_each_has_a_number(tmp_path):
     folder = write_run(tmp_path / "mine")
     own = {"pieces": ["a", "\x1b", "b "], "logprobs": [-0.5, -1, -0.125], "values": [1]}
@@ -539,20 +479,10 @@ def test_tokens_are_there_where_each_has_a_number(tmp_path):
 def test_without_a_page_to_write_a_line_tells_how_far_each_run_is(tmp_path, capsys):
     write_run(tmp_path / "a")
     (tmp_path / "empty").mkdir()
-    with pytest.raises(SystemExit) as left:
-        command.main(["--run", str(tmp_path / "a"), str(tmp_path / "empty")])
+    assert code_of(command.main, "--run", tmp_path / "a", tmp_path / "empty") == 0
     rows = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
-    assert left.value.code == 0
     assert any(row.startswith("a 3 of 3, finished 0.300 0.300 at 3 2026-01-01") for row in rows)
     assert "empty 0 unknown" in rows
-
-
-def test_the_command_writes_the_page_and_says_how_large_it_is(tmp_path, capsys):
-    out = tmp_path / "page.html"
-    with pytest.raises(SystemExit) as left:
-        report.main(["--run", str(write_run(tmp_path / "mine")), "--out", str(out)])
-    assert left.value.code == 0 and out.read_text().startswith("<!doctype html>")
-    assert capsys.readouterr().out.startswith(f"{out}: 0.")
 
 
 @pytest.mark.parametrize(
@@ -561,26 +491,19 @@ def test_the_command_writes_the_page_and_says_how_large_it_is(tmp_path, capsys):
         ("nowhere", "page.html", "--run nowhere: expected a run directory"),
         ("mine", "nowhere/page.html", "--out nowhere/page.html: expected a file name"),
         ("mine", "mine", "--out mine: expected a file name"),
-        *(
-            ("mine", f"mine/{name}", f"--out mine/{name}: expected a new file or an HTML page")
-            for name in ("metrics.jsonl", "config.yaml", "events.jsonl")
-        ),
+        ("mine", "mine/metrics.jsonl", "expected a new file or an HTML page"),
         ("empty", "page.html", "--run empty: expected a run directory, found none of config.yaml"),
-        ("empty", None, "--run empty: expected a run directory, found none of config.yaml"),
         ("other", None, "--run other: expected a run directory, found none of config.yaml"),
-        ("file", None, "--run file: expected a run directory, found none"),
     ],
 )
 def test_wrong_input_is_one_line(run, out, shown, tmp_path, monkeypatch, capsys):
     write_run(tmp_path / "mine")
     for folder in ("empty", "other"):
         (tmp_path / folder).mkdir()
-    for file in ("other/rows.jsonl", "file"):
-        (tmp_path / file).write_text("")
+    (tmp_path / "other/rows.jsonl").touch()
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(SystemExit) as left:
-        report.main(["--run", run, *(["--out", out] if out else [])])
-    assert left.value.code == 2 and shown in capsys.readouterr().err
+    assert code_of(report.main, "--run", run, *(["--out", out] if out else [])) == 2
+    assert shown in capsys.readouterr().err
     assert (tmp_path / "mine" / "metrics.jsonl").read_text().startswith("{")
     assert not (tmp_path / "page.html").exists()
 
@@ -592,20 +515,14 @@ def test_a_run_that_has_just_begun_is_in_the_table_and_folders_beside_runs_do_no
     for folder in ("young", "evaluations"):
         (tmp_path / folder).mkdir()
     (tmp_path / "young" / name).write_text("")
-    with pytest.raises(SystemExit, match="0"):
-        report.main(["--run", *map(str, sorted(tmp_path.iterdir()))])
+    assert code_of(report.main, "--run", *sorted(tmp_path.iterdir())) == 0
     assert "young" in capsys.readouterr().out
 
 
 HOSTS = {
-    "localhost": True,
-    "LOCALHOST.:80": True,
-    "127.0.0.1": True,
-    "[::1]:80": True,
-    "evil.example:80": False,
-    "localhost.evil.example": False,
-    "": False,
-}
+    "localhost": True, "LOCALHOST.:80": True, "127.0.0.1": True, "[::1]:80": True,
+    "evil.example:80": False, "localhost.evil.example": False, "": False,
+}  # fmt: skip
 
 
 def test_what_is_served_is_for_this_machine_alone(tmp_path):
@@ -670,10 +587,8 @@ def test_a_served_page_survives_clients_that_leave_and_runs_that_go(tmp_path, ca
 
 def test_samples_of_the_same_turn_stand_side_by_side_with_their_returns(tmp_path):
     run = write_run(tmp_path / "tree", steps=(1,))
-    anew = [
-        episode(0, ["", ""], 0.75 - n / 2, branch=[1, n], turns=[turn("solver", f"anew {n}")])
-        for n in (1, 2)
-    ]
+    anew = [episode(0, ["", ""], 0.75 - n / 2, branch=[1, n], turns=[turn("solver", f"anew {n}")])
+            for n in (1, 2)]  # fmt: skip
     odd = episode(0, ["", ""], branch=[7, 1])  # Of a turn that is not there.
     lines(run / "transcripts" / "1.jsonl", [episode(0, ["plan", "own"]), *anew, odd])
     tree = re.search(r'<details class="tree".*?</table>', page_of(run), re.S)

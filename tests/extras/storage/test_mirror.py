@@ -142,11 +142,8 @@ def test_a_second_process_is_refused_while_the_first_one_trains(elsewhere, capsy
     with owner().locked():
         elsewhere()
         for _ in range(2):
-            with (
-                pytest.raises(BadInput, match="in use by another process .process"),
-                owner().locked(),
-            ):
-                pass
+            with pytest.raises(BadInput, match="in use by another process .process"):
+                owner().locked().__enter__()
         assert "watching for" in capsys.readouterr().err
     with owner().locked():  # it was given up
         pass

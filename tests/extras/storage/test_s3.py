@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import time
 
-import buckets
 import pytest
 import s3_server
 from buckets import metrics, newest, race
+from commands import code_of
 from run_files import lines_of
 
 import marft_jax
@@ -48,12 +47,6 @@ def quick(monkeypatch):
     monkeypatch.setattr(lock, "RENEW_S", 0.3)
 
 
-def left(main, *argv):
-    with pytest.raises(SystemExit) as ended:
-        main([*map(str, argv)])
-    return ended.value.code
-
-
 def reader():
     place = Mirror(RUN, trains=False)
     place.fetch("*")
@@ -68,8 +61,8 @@ def test_a_team_is_trained_there_and_continued_played_and_exported_elsewhere(
 ):
     for steps in (2, 3):
         home()
-        assert left(train.main, "--run.dir", RUN, "--run.steps", steps, *SMALL) == 0
-    assert left(train.main, "--run.dir", tmp_path / "here", "--run.steps", 3, *SMALL) == 0
+        assert code_of(train.main, "--run.dir", RUN, "--run.steps", steps, *SMALL) == 0
+    assert code_of(train.main, "--run.dir", tmp_path / "here", "--run.steps", 3, *SMALL) == 0
     home()
     run = marft_jax.read_run(RUN)
     assert run.name == "one" and [*run.metrics] == [1, 2, 3] and [*run.transcripts] == [1, 2, 3]
@@ -82,15 +75,15 @@ def test_a_team_is_trained_there_and_continued_played_and_exported_elsewhere(
     assert not (checkpoints.run / "checkpoints" / "2" / "state").exists()
     home()
     for _ in range(2):
-        assert left(evaluate.main, "--run", RUN, "--limit", 4) == 0
+        assert code_of(evaluate.main, "--run", RUN, "--limit", 4) == 0
     assert "4 of 4 were already answered" in capsys.readouterr().out
     home()
-    assert left(export.main, "--run", RUN, "--out", tmp_path / "team") == 0
+    assert code_of(export.main, "--run", RUN, "--out", tmp_path / "team") == 0
     assert (tmp_path / "team" / "planner" / "adapter_config.json").is_file()
     monkeypatch.setattr("sys.stdin", iter([]))
     [plan, answer] = marft_jax.LoadedTeam(RUN, step=2).ask("4+7+8=?").turns
     assert (plan.name, answer.name) == ("planner", "solver")
-    assert left(report.main, "--run", RUN, "--out", tmp_path / "r.html") == 0
+    assert code_of(report.main, "--run", RUN, "--out", tmp_path / "r.html") == 0
     assert "3 of 3" in (tmp_path / "r.html").read_text()
     assert [file.name for file in marft_jax.read_run(RUN).evaluations] == ["arithmetic-3.jsonl"]
 
@@ -102,7 +95,7 @@ def test_what_cannot_be_opened_is_one_line_and_exit_code_2_before_any_work(
     flag = "--run.dir" if main is train.main else "--run"
 
     def refused(address):
-        assert left(main, flag, address) == 2
+        assert code_of(main, flag, address) == 2
         [line] = capsys.readouterr().err.splitlines()
         return line
 
@@ -124,7 +117,7 @@ def test_a_bucket_that_can_only_be_read_is_refused_before_a_model_is_loaded(
 ):
     server.fault = lambda r: "403 Forbidden" if r["REQUEST_METHOD"] == "PUT" else None
     more = ["--demonstrations", 4] if main is imitate.main else []
-    assert left(main, flag, RUN, *more) == 2
+    assert code_of(main, flag, RUN, *more) == 2
     [line] = capsys.readouterr().err.splitlines()
     assert "that can be written" in line and "Forbidden" in line
 
@@ -153,23 +146,6 @@ def test_of_several_processes_a_single_one_makes_the_lock(server, home, quick):
         return Mirror(RUN, trains=True)
 
     assert race(4, place, 0.05) == (1, 3)
-
-
-@pytest.mark.parametrize("kind", ["503 Slow Down", "slow"])
-def test_a_bucket_that_is_slow_or_refuses_a_write_has_all_at_the_end(kind, server, home, quick):
-    writes = itertools.count(1)
-
-    def fault(request):
-        if not s3_server.is_write(request) or next(writes) % 3:
-            return None
-        return time.sleep(0.2) if kind == "slow" else kind
-
-    server.fault = fault
-    buckets.train(Mirror(RUN, trains=True), 6)
-    server.fault = lambda request: None
-    home()
-    run = reader()
-    assert newest(run) == 6 and metrics(run) == [1, 2, 3, 4, 5, 6]
 
 
 def test_settings_of_a_run_there_are_those_of_its_start(server, home):

@@ -20,11 +20,8 @@ ADAM = types.AdamParams(learning_rate=3e-3)
 
 def datum(ids=TEXT, weights=None, **inputs):
     weights = np.ones(len(ids) - 1, np.float32) if weights is None else weights
-    given = {"weights": weights} if not inputs else inputs
-    return types.Datum(
-        model_input=types.ModelInput.from_ints(ids[:-1]),
-        loss_fn_inputs={"target_tokens": np.asarray(ids[1:]), **given},
-    )
+    given = {"target_tokens": np.asarray(ids[1:])} | (inputs or {"weights": weights})
+    return types.Datum(model_input=types.ModelInput.from_ints(ids[:-1]), loss_fn_inputs=given)
 
 
 @pytest.fixture(scope="module")
@@ -62,10 +59,8 @@ def sample(sampler, n=1, prompt=PROMPT, more=None, **params):
 @pytest.fixture(scope="module")
 def trained(client):
     """A model of all matrices beside one of attention alone, trained in the same calls."""
-    both = [
-        client.create_lora_training_client("tiny", rank=4, seed=1),
-        client.create_lora_training_client("tiny", rank=8, seed=1, train_mlp=False),
-    ]
+    hows = {"rank": 4}, {"rank": 8, "train_mlp": False}
+    both = [client.create_lora_training_client("tiny", seed=1, **how) for how in hows]
     both, losses = [one.result() for one in both], []
     for _ in range(16):
         passed = [one.forward_backward([datum()], "cross_entropy") for one in both]

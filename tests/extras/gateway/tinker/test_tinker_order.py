@@ -13,13 +13,6 @@ from marft_jax.extras.gateway.errors import ApiError
 from marft_jax.extras.gateway.tinker.order import MOST_WAITING, Numbered, Worker
 
 
-def test_calls_begin_in_the_order_of_their_numbers_whenever_they_come():
-    numbers = Numbered()
-    assert numbers.add(3, b"", "c") == [] and numbers.add(2, b"", "b") == []
-    assert [work for work, _ in numbers.add(1, b"", "a")] == ["a", "b", "c"]
-    assert numbers.begun == 3
-
-
 def test_a_number_that_comes_again_is_a_repetition_and_other_content_fails():
     numbers = Numbered()
     assert not numbers.is_repeated(1, b"x")
@@ -69,20 +62,3 @@ def test_who_had_the_fewest_tokens_is_next_and_a_clients_own_calls_keep_their_or
     assert [x for x in done if x[0] in "bc"] == ["b0", "b1", "c0", "c1"]
     assert done.index("c1") < done.index("a2")  # 4 · 30 tokens before a's third piece
     assert done[0] == "a0"  # the oldest
-
-
-def test_a_failure_is_its_own_clients_alone():
-    def fails():
-        yield 1
-        raise ValueError("mine")
-
-    def passes():
-        yield 1
-        return 7
-
-    with Worker() as worker:
-        first, other = submit(worker, "a", fails), submit(worker, "b", passes)
-        again = submit(worker, "a", passes)
-        with pytest.raises(ValueError, match="mine"):
-            first.result(10)
-        assert other.result(10) == again.result(10) == 7

