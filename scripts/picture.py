@@ -30,7 +30,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     given = parser.parse_args(argv)
     rows = [rows_of(run / "metrics.jsonl") for run in given.runs]
     figure, (curves, dialogue) = pyplot.subplots(
-        1, 2, figsize=(10, 3.4), layout="constrained", width_ratios=(5, 4)
+        1, 2, figsize=(10, 3.4), layout="constrained", width_ratios=(5, 3)
     )
     for seed, steps in enumerate(rows):
         success = [step["reward/mean"] for step in steps]
@@ -42,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     folder, last = given.runs[0] / "transcripts", len(rows[0])
     lines = [*spoken(folder / "1.jsonl", 1, 0.0), "", *spoken(folder / f"{last}.jsonl", last, 1.0)]
     text = "\n".join(lines)
-    dialogue.text(0, 1, text, family="monospace", fontsize=9, va="top", linespacing=1.5)
+    dialogue.text(0.05, 0.97, text, family="monospace", fontsize=12, va="top", linespacing=1.5)
     figure.savefig(given.out, dpi=100)
 
 
