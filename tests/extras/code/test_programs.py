@@ -1,6 +1,5 @@
 """The code environment: rows, extraction, comparison, rewards."""
 
-import ast
 import base64
 import json
 import pickle
@@ -40,7 +39,6 @@ def fenced(program):
     "text, program",
     [
         ("a\n```python\nx\n```\nb\n```py\ny\n```\n```\nz\n```", "y\n"),
-        ("```\nx\n```\nthen\n```\ny\n```", "y\n"),
         ("```js\nx\n```", "x\n"),
         ("print(1)", "print(1)"),
         ("  ```Python\n    x\n    y\n  ```", "x\ny\n"),
@@ -57,7 +55,6 @@ def fenced(program):
         ("```python\nx = 1```\ndone", "x = 1"),
         ("write ```x``` here", "write ```x``` here"),
         ("write ```x``` or ```y```\n```\nz\n```\n", "z\n"),
-        ("I fence it with ```python.\n```python\ny\n```", "y\n"),
         ("I use ``` and ```.\n```\ny\n```", "y\n"),
     ],
 )
@@ -238,7 +235,6 @@ ODD = {
     "depth": "def f(x):\n    a = []\n    for _ in range(10**5): a = [a]\n    return a",
     "broken lines": "import os\ndef f(x): os.write(3, b'\\xff{]\\n')",
     "an error of odd letters": "raise ValueError('\\ud800')",
-    "an error of odd letters in a call": "def f(x): raise ValueError('\\ud800')",
     "an exit of odd size": "raise SystemExit(10**400)",
     "a source of odd letters": "print('\ud800')",
     "a source with nothing": "print(1)\0",
@@ -504,21 +500,12 @@ def test_every_canonical_solution_of_humaneval_scores_one(sandbox, shared_data):
     assert set(whole.values()) == {1.0}, whole
 
 
-class Wrapped(ast.NodeTransformer):
-    """Every returned value inside a list."""
-
-    def visit_Return(self, node):
-        value = node.value or ast.Constant(None)
-        return ast.copy_location(ast.Return(ast.List([value], ast.Load())), node)
-
-
 def test_mutated_solutions_of_humaneval_score_nothing(sandbox, shared_data):
     def mutated(row):
-        tree = ast.parse(row["prompt"] + row["canonical_solution"])
-        for node in tree.body:
-            if isinstance(node, ast.FunctionDef) and node.name == row["entry_point"]:
-                Wrapped().visit(node)
-        return fenced(ast.unparse(ast.fix_missing_locations(tree)))
+        """Every result inside of a list."""
+        name = row["entry_point"]
+        wrapped = f"\ninner = {name}\ndef {name}(*given): return [inner(*given)]\n"
+        return fenced(row["prompt"] + row["canonical_solution"] + wrapped)
 
     rows = humaneval(shared_data)
     assert set(scores(sandbox, rows, mutated).values()) == {0.0}
