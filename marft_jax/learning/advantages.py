@@ -1,9 +1,9 @@
-"""Advantages as in the papers: generalised advantage estimation, and differences within a group.
+"""Advantages as in the papers: differences within a group.
 
 Arrays ``x_EJ`` have one row per chain, which is an episode or, in a game, one player of it. Its J
 links are the decisions in acting order: turns (action level) or action tokens (token level), across
-agents and steps. ``layers.py`` extends ``gae`` to agents that act in parallel, ``siblings.py`` and
-``moving.py`` hold other baselines, ``normalizers.py`` the scale.
+agents and steps. ``layers.py`` holds generalised advantage estimation, ``siblings.py`` and
+``moving.py`` other baselines, ``normalizers.py`` the scale.
 """
 
 from __future__ import annotations
@@ -12,35 +12,6 @@ import numpy as np
 
 from marft_jax.learning.chain import Chain
 from marft_jax.learning.group_stats import SAME, Cells
-
-
-def gae(
-    rewards_EJ: np.ndarray,
-    values_EJ: np.ndarray,
-    next_values_EJ: np.ndarray,
-    discounts_EJ: np.ndarray,
-    gae_lambda: float,
-) -> tuple[np.ndarray, np.ndarray]:
-    """δ_j = r_j + γ_j·V_{j+1} − V_j;  A_j = δ_j + γ_j·λ·A_{j+1};  return_j = A_j + V_j.
-
-    Args:
-        rewards_EJ: r_j.
-        values_EJ: V_j.
-        next_values_EJ: V_{j+1}: the value of the next link, or a bootstrap.
-        discounts_EJ: γ_j: γ where the chain goes on behind link j, 0 where the episode ends.
-        gae_lambda: λ.
-
-    Returns:
-        (advantages_EJ, returns_EJ).
-
-    Source: GAE, Schulman et al. 2015, equation 16; the chain across agents: MARFT, section 4.2.
-    """
-    deltas_EJ = rewards_EJ + discounts_EJ * next_values_EJ - values_EJ
-    advantages_EJ, ahead_E = np.zeros(deltas_EJ.shape), np.zeros(len(deltas_EJ))
-    for j in reversed(range(deltas_EJ.shape[1])):
-        ahead_E = deltas_EJ[:, j] + discounts_EJ[:, j] * gae_lambda * ahead_E
-        advantages_EJ[:, j] = ahead_E
-    return advantages_EJ, advantages_EJ + values_EJ
 
 
 def group_advantage(
@@ -64,8 +35,7 @@ def group_advantage(
 
 def returns_to_go(chain: Chain) -> np.ndarray:
     """R_j = r_j + R_{j+1}: undiscounted sum of the rewards from each link on."""
-    zeros_EJ = np.zeros_like(chain.rewards_EJ)
-    return gae(chain.rewards_EJ, zeros_EJ, zeros_EJ, chain.continues_EJ, 1.0)[0]
+    return np.cumsum(chain.rewards_EJ[:, ::-1], axis=1, dtype=np.float64)[:, ::-1]
 
 
 def reward_sizes(chain: Chain) -> np.ndarray:

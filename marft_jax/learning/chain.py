@@ -100,11 +100,6 @@ class Chain(NamedTuple):
         return total_P / np.maximum(np.bincount(acted, list(map(len, in_order)), agents), 1)
 
     @property
-    def continues_EJ(self) -> np.ndarray:
-        """1 where another link of the chain follows."""
-        return np.pad(self.mask_EJ[:, 1:], ((0, 0), (0, 1)))
-
-    @property
     def agent_EJ(self) -> np.ndarray:
         """Who acted."""
         return self.turn.agent_EJ

@@ -1,4 +1,4 @@
-"""GAE along the layers of D, for agents that act in parallel.
+"""GAE (Schulman et al. 2015) along the layers of D, for agents that act in parallel.
 
 A layer is a set of turns in a row, of one step, none of which saw another. Chained one after
 another, δ of a turn would hold nothing that the turn did, as the value of its sibling does not
@@ -15,16 +15,19 @@ from marft_jax.learning.chain import Chain
 def gae_by_layer(
     chain: Chain, values_EJ: np.ndarray, gamma: float, gae_lambda: float
 ) -> tuple[np.ndarray, np.ndarray]:
-    """``gae`` in which the next link behind a turn is the mean of the next layer.
+    """GAE in which the next link behind a turn is the mean of the next layer.
 
         δ_j = r_j + γ·V'_j − V_j;  A_j = δ_j + γ·λ·A'_j
 
     Within a turn V'_j and A'_j are those of the next link. Behind the last link of a turn, V' and
     A' are the means over the first links of the turns of the next layer, and r_j is the sum over
-    the turns of the layer. Where every turn saw the one before it, this is ``gae``, bit for bit.
+    the turns of the layer. Where every turn saw the one before it, this is GAE along the chain, bit
+    for bit.
 
     Returns:
         (advantages_EJ, returns_EJ).
+
+    Source: GAE, equation 16; the chain across agents: MARFT, section 4.2.
     """
     layer_EJ, e_E1 = chain.turn.layer_EJ, np.arange(len(values_EJ))[:, None]
     begins_EJ, ends_EJ = _borders(chain)

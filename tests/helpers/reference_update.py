@@ -92,6 +92,17 @@ def discounted(ds: Sequence[Decision], values: np.ndarray, gamma: float, gae_lam
     return advantages
 
 
+def gae(rewards_EJ, values_EJ, next_values_EJ, discounts_EJ, gae_lambda: float):
+    """Along a chain (Schulman et al. 2015, equation 16): (advantages, returns), where a discount is
+    0 if the episode ends there."""
+    deltas_EJ = rewards_EJ + discounts_EJ * next_values_EJ - values_EJ
+    advantages_EJ, ahead_E = np.zeros(deltas_EJ.shape), np.zeros(len(deltas_EJ))
+    for j in reversed(range(deltas_EJ.shape[1])):
+        ahead_E = deltas_EJ[:, j] + discounts_EJ[:, j] * gae_lambda * ahead_E
+        advantages_EJ[:, j] = ahead_E
+    return advantages_EJ, advantages_EJ + values_EJ
+
+
 def compared(ds: Sequence[Decision], returns: np.ndarray) -> np.ndarray:
     """Returns minus the mean of the turns of the same place; of one alone, of its whole task."""
     out = np.zeros(len(ds))

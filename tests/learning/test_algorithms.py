@@ -11,11 +11,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import small
+from reference_update import gae
 
 from marft_jax import cli
 from marft_jax.errors import BadInput
 from marft_jax.learning import batch as batch_lib
-from marft_jax.learning.advantages import gae
 from marft_jax.learning.algorithms import (
     ALGORITHMS,
     find_algorithm,

@@ -242,9 +242,7 @@ def test_chains_run_in_acting_order_and_link_every_decision_once(episodes, level
     assert small.decisions_shape(batch) == mask.shape
     for e, episode in enumerate(episodes):
         n = int(chain.mask_EJ[e].sum())
-        assert chain.continues_EJ[e].tolist() == [1] * (n - 1) + [0] * (
-            chain.mask_EJ.shape[1] - n + 1
-        )
+        assert chain.mask_EJ[e].tolist() == [1] * n + [0] * (chain.mask_EJ.shape[1] - n)
         if level == "token":
             written = np.concatenate([t.action for t in episode.turns])
             np.testing.assert_array_equal(units(r.actions.targets_BA, batch)[e], written)

@@ -8,8 +8,8 @@ import pytest
 import small
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from reference_update import gae
 
-from marft_jax.learning.advantages import gae
 from marft_jax.learning.algorithms import find_algorithm
 from marft_jax.learning.chain import layers_of, make_chain
 from marft_jax.learning.layers import gae_by_layer
@@ -54,8 +54,8 @@ def test_a_sequential_team_is_bit_for_bit_the_chain(level):
     episodes = small.random_episodes(6, agents=3, steps=3)
     chain = chain_of(episodes, level, [rng.normal(size=9).astype(np.float32) for _ in episodes])
     values_EJ = rng.normal(size=chain.mask_EJ.shape) * chain.mask_EJ
-    next_EJ = np.pad(values_EJ[:, 1:], ((0, 0), (0, 1)))
-    plain = gae(chain.rewards_EJ, values_EJ, next_EJ, 0.97 * chain.continues_EJ, 0.9)
+    next_EJ, continues_EJ = (np.pad(x[:, 1:], ((0, 0), (0, 1))) for x in (values_EJ, chain.mask_EJ))
+    plain = gae(chain.rewards_EJ, values_EJ, next_EJ, 0.97 * continues_EJ, 0.9)
     for got, expected in zip(gae_by_layer(chain, values_EJ, 0.97, 0.9), plain, strict=True):
         np.testing.assert_array_equal(got, expected)
 
