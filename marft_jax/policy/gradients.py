@@ -148,7 +148,8 @@ def gradients(
     """Computes the sums of one microbatch."""
 
     def states(adapters: lora.Adapters) -> tuple[jax.Array, lora.Adapters]:
-        hidden_BAD = logprobs.policy_states(spec.graphdef, base, adapters, scale, r)
+        at, owners_BT = r.actions.index_BA, r.tokens.owners_BT
+        hidden_BAD = logprobs.hidden_states(spec.graphdef, base, r, at, adapters, owners_BT, scale)
         return hidden_BAD, {name: x for name, x in adapters.items() if name == lora.UNEMBED}
 
     def loss(hidden_BAD: jax.Array, unembed: lora.Adapters) -> tuple[jax.Array, UnitValues]:
@@ -237,7 +238,7 @@ def _sums_by_label(
     """Sums up the numbers of a microbatch's units and tokens by label."""
     mask_BX, label_BX, _ = logprobs.decision_labels(r, spec.objective.level)
     by_unit = _sums_by(label_BX, mask_BX, spec.labels)
-    by_token = _sums_by(logprobs.token_agents(r), r.actions.mask_BA, spec.labels)
+    by_token = _sums_by(logprobs.of_turn(r.turns.agent_BK, r), r.actions.mask_BA, spec.labels)
     return {
         "units": by_unit(jnp.ones_like(mask_BX)),
         "tokens": by_token(jnp.ones_like(r.actions.mask_BA)),

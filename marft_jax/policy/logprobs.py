@@ -156,19 +156,6 @@ def _score_backward(gradient: jax.Array, d_scores: _Scores) -> tuple[jax.Array, 
 _score_once.defvjp(_score_forward, _score_backward)
 
 
-def policy_states(
-    graphdef: Graph,
-    base: decoder.Base,
-    adapters: lora.Adapters | None,
-    scale: jax.Array | float,
-    r: Rows[jax.Array],
-) -> jax.Array:
-    """Last hidden states where action tokens are predicted, ``[B, A, D]``: every token passes
-    through its owner's adapter."""
-    owners_BT = r.tokens.owners_BT
-    return hidden_states(graphdef, base, r, r.actions.index_BA, adapters, owners_BT, scale)
-
-
 def forward(
     graphdef: Graph,
     *,
@@ -202,11 +189,16 @@ def top_tokens(
 
 
 def _through_policy(
-    graphdef: Graph, base: decoder.Base, adapters: lora.Adapters | None, *scale_and_rows: Any
+    graphdef: Graph,
+    base: decoder.Base,
+    adapters: lora.Adapters | None,
+    scale: jax.Array | float,
+    r: Rows[jax.Array],
 ) -> tuple[jax.Array, lora.FusedAdapters | None]:
-    """``policy_states``, and ``on_vocabulary`` of the same adapters."""
-    states_BAD = policy_states(graphdef, base, adapters, *scale_and_rows)
-    return states_BAD, on_vocabulary(adapters or {}, scale_and_rows[0], dtype_of(base))
+    """``hidden_states`` at action tokens, and ``on_vocabulary`` of the same adapters."""
+    at, owners_BT = r.actions.index_BA, r.tokens.owners_BT
+    states_BAD = hidden_states(graphdef, base, r, at, adapters, owners_BT, scale)
+    return states_BAD, on_vocabulary(adapters or {}, scale, dtype_of(base))
 
 
 def on_vocabulary(
@@ -221,12 +213,7 @@ def decision_labels(r: Rows[jax.Array], level: Level) -> tuple[jax.Array, jax.Ar
     """(mask, agent, owner) of each decision."""
     if level == "action":
         return r.turns.mask_BK, r.turns.agent_BK, r.turns.owner_BK
-    return r.actions.mask_BA, token_agents(r), of_turn(r.turns.owner_BK, r)
-
-
-def token_agents(r: Rows[jax.Array]) -> jax.Array:
-    """Agent that wrote each action token."""
-    return of_turn(r.turns.agent_BK, r)
+    return r.actions.mask_BA, of_turn(r.turns.agent_BK, r), of_turn(r.turns.owner_BK, r)
 
 
 def of_turn(x_BK: jax.Array, r: Rows[jax.Array]) -> jax.Array:
