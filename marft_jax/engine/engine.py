@@ -116,7 +116,7 @@ class Engine:
         adapter = lora.padded(factors, self._stack)
         self._fused = self._replace(self._fused, adapter, np.float32(scale), np.int32(owner))
         self._versions[owner] = version
-        self._schedule.forget_owner(owner)
+        self._schedule.held.forget(owner)
 
     def verify_adapters(self) -> None:
         """Its own adapters sample."""
@@ -246,7 +246,7 @@ class Engine:
         fetch = (s.active_S, s.count_S, s.length_S, s.ids_SA, s.logprobs_SA, s.kept_S)
         active, count, length, ids, logprobs, kept = map(np.asarray, jax.device_get(fetch))
         self._lengths = length.astype(np.int64)
-        self._schedule.grown(self._lengths)
+        self._schedule.held.grown(self._lengths)
         done: list[tuple[int, Completion]] = []
         for slot in in_use:
             entry, n = self._active[slot], int(count[slot])
@@ -263,7 +263,7 @@ class Engine:
                 done.append((entry.ticket, Completion(*sampled, why, share, version)))
                 del self._active[slot]
                 if end is None or not self._recurrent:  # no state is as old as a stop text
-                    self._schedule.extend(slot, sampled[0][:-1])  # the last one was never read
+                    self._schedule.held.extend(slot, sampled[0][:-1])  # the last one was never read
         return done
 
     def _stopped_at(self, request: Request, ids: np.ndarray) -> int | None:

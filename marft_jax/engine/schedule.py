@@ -10,7 +10,6 @@ from collections.abc import Iterator, Sequence
 from itertools import chain, islice
 from typing import NamedTuple
 
-import numpy as np
 from jax.sharding import Mesh
 
 from marft_jax.engine.compiled import Shape
@@ -64,6 +63,7 @@ class Schedule:
         recurrent, slack: see ``Prefixes``.
 
     Attributes:
+        held: the tokens of which each slot holds the keys and values.
         reused: number of prompt tokens that were copied since ``forget``.
     """
 
@@ -81,28 +81,16 @@ class Schedule:
         self._waiting: list[_Waiting] = []
         self._next_ticket = 0
         self._seen = 0  # tickets before this one have waited for a free slot
-        self._held = Prefixes(shape.slots, shape.context, recurrent, slack)
+        self.held = Prefixes(shape.slots, shape.context, recurrent, slack)
         self._ahead = Prefixes(shape.slots, shape.context, recurrent, slack)  # will hold soon
         self._starts = dict[tuple[int, range], Start]()  # found prefixes, until a slot changes
         self.forget()
 
     def forget(self) -> None:
         """Forgets the tokens of all slots: the adapters have changed."""
-        self._held.forget()
+        self.held.forget()
         self._filled = [-1] * self._shape.slots  # last ticket of each; the oldest is refilled first
         self.reused = 0
-
-    def forget_owner(self, owner: int) -> None:
-        """Forgets what an adapter computed: it has changed."""
-        self._held.forget(owner)
-
-    def grown(self, lengths_S: np.ndarray) -> None:
-        """Notes how many positions of each slot have been written."""
-        self._held.grown(lengths_S)
-
-    def extend(self, slot: int, ids: np.ndarray) -> None:
-        """Notes tokens that were sampled in a slot."""
-        self._held.extend(slot, ids)
 
     def submit(self, request: Request) -> int:
         """Queues a request; returns its ticket."""
@@ -230,7 +218,7 @@ class Schedule:
                 entries.append(Entry(waiting.ticket, waiting.request, row, slot, start))
         for entry in entries:
             request = entry.request
-            self._held.put(entry.slot, request.owner, request.prompt, entry.start.tokens)
+            self.held.put(entry.slot, request.owner, request.prompt, entry.start.tokens)
             self._filled[entry.slot] = entry.ticket
             self.reused += entry.start.tokens
         self._starts.clear()
@@ -240,7 +228,7 @@ class Schedule:
         """Returns the cached prefix that it would begin with now."""
         key = waiting.ticket, waiting.slots
         if key not in self._starts:
-            self._starts[key] = self._find(self._held, waiting)
+            self._starts[key] = self._find(self.held, waiting)
         return self._starts[key]
 
     def _find(self, prefixes: Prefixes, waiting: _Waiting) -> Start:
