@@ -147,7 +147,7 @@ class Learner:
                     policy, packed, self._objective, labels=self._agents, **options
                 )
                 policy, norm_N = verbs.optim_step(policy, sums, rules[base], donate=True)
-                state = state.with_policy(base, policy.state)
+                state = state._replace(policies={**state.policies, base: policy.state})
                 numbers.by_label.append(sums.by_label)
                 numbers.norm_N[base] = norm_N
             for base, spec in self._critics.items():
@@ -156,7 +156,10 @@ class Learner:
                 critic, opt, sums, norm_M = verbs.critic_step(
                     *over, critic, state.critic_opt[base], packed, critic_rule, **options
                 )
-                state = state.with_critic(base, critic, opt)
+                state = state._replace(
+                    critic={**state.critic, base: critic},
+                    critic_opt={**state.critic_opt, base: opt},
+                )
                 numbers.critic.append((*sums[1:], norm_M))
             stepped.append(numbers)
         report = self._report(stepped)

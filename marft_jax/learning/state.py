@@ -75,15 +75,6 @@ class TrainState(NamedTuple):
         policies = {b: p._replace(adapters=adapters[b]) for b, p in self.policies.items()}
         return self._replace(policies=policies)
 
-    def with_policy(self, base: str, policy: PolicyState) -> TrainState:
-        """Replaces the policy of a base."""
-        return self._replace(policies={**self.policies, base: policy})
-
-    def with_critic(self, base: str, critic: Critic, opt: Critic) -> TrainState:
-        """Replaces the critic over a base, and its optimiser."""
-        critics, opts = {**self.critic, base: critic}, {**self.critic_opt, base: opt}
-        return self._replace(critic=critics, critic_opt=opts)
-
     def begun(self) -> TrainState:
         """Sets the past versions and the references to the present adapters, as a run begins."""
         return self._replace(past=tuple(self.version() for _ in self.past)).refer_to_present()
@@ -97,10 +88,6 @@ class TrainState(NamedTuple):
             for base, policy in self.policies.items()
         }
         return self._replace(policies=policies)
-
-    def unscaled(self) -> TrainState:
-        """Sets the values' scale to 1, that of a critic which learned returns as they are."""
-        return self._replace(values_scale=jax.tree.map(jnp.ones_like, self.values_scale))
 
     def version(self) -> Version:
         """Copies the version, which stays when the state is donated."""
