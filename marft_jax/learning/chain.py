@@ -171,14 +171,13 @@ def chains_of(episodes: Sequence[Episode]) -> list[tuple[int, list[int]]]:
     ]
 
 
-def layers_of(turns: Sequence[Turn], numbers: Sequence[int] | None = None) -> list[int]:
+def layers_of(turns: Sequence[Turn], numbers: Sequence[int]) -> list[int]:
     """Numbers the layers of a chain: turns in a row, of one step, none of which saw another.
 
     Args:
-        numbers: of the turns in their episode; by default these are all.
+        numbers: of the turns in their episode.
     """
     layers, first = list[int](), 0
-    numbers = range(len(turns)) if numbers is None else numbers
     for n, (k, turn) in enumerate(zip(numbers, turns, strict=True)):
         begins = n > 0 and (turn.step != turns[n - 1].step or any(i >= first for i in turn.sees))
         first = k if begins or not n else first

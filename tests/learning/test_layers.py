@@ -38,14 +38,15 @@ def chain_of(episodes, level, rewards=None):
 
 
 def test_a_turn_begins_a_layer_where_it_saw_one_of_the_layer_before_or_in_a_new_step():
-    def turns(*sees, steps=None):
+    def layers(*sees, steps=None):
         steps = steps or [0] * len(sees)
-        return [small.turn(0, [1], [2], sees=s, step=t) for s, t in zip(sees, steps, strict=True)]
+        turns = [small.turn(0, [1], [2], sees=s, step=t) for s, t in zip(sees, steps, strict=True)]
+        return layers_of(turns, range(len(turns)))
 
-    assert layers_of(turns((), (0,), (0, 1))) == [0, 1, 2]
-    assert layers_of(turns((), (), (0, 1), (0, 1))) == [0, 0, 1, 1]
-    assert layers_of(turns((), (), (0,), (1,), (2, 3))) == [0, 0, 1, 1, 2]
-    assert layers_of(turns((), (), (), (), steps=[0, 0, 1, 1])) == [0, 0, 1, 1]
+    assert layers((), (0,), (0, 1)) == [0, 1, 2]
+    assert layers((), (), (0, 1), (0, 1)) == [0, 0, 1, 1]
+    assert layers((), (), (0,), (1,), (2, 3)) == [0, 0, 1, 1, 2]
+    assert layers((), (), (), (), steps=[0, 0, 1, 1]) == [0, 0, 1, 1]
 
 
 @pytest.mark.parametrize("level", ["action", "token"])
