@@ -175,7 +175,9 @@ def programs(
 
     def lay_out(adapters: lora.Adapters, scale: Array | float) -> lora.FusedAdapters:
         fused = lora.fuse(adapters, scale, dtype)
-        return fused if config.stacked else lora.by_layer(fused, config)
+        if config.stacked:
+            return fused
+        return fused._replace(layers=[fused.of(i, config) for i in range(config.n_layers)])
 
     def fuse(adapters: lora.Adapters) -> lora.FusedAdapters:
         return lay_out(adapters, lora.scale_of(adapters, alpha))
@@ -316,7 +318,7 @@ def decode(
         step, s = carry
         return (step < chunk) & (jnp.sum(s.active_S) > stop_at)
 
-    shorter = slots._replace(cache=cache_lib.first_positions(slots.cache, read))
+    shorter = slots._replace(cache=cache_lib.each(lambda layer: layer.cut(read), slots.cache))
     _, shorter = jax.lax.while_loop(unfinished, body, (jnp.int32(0), shorter))
     return shorter._replace(cache=cache_lib.overwrite(slots.cache, shorter.cache))
 

@@ -125,11 +125,6 @@ def insert(slots: Slots, rows: Slots, slots_B: Array, places: int) -> Slots:
     return others._replace(cache=cache)
 
 
-def first_positions(cache: Cache, length: int) -> Cache:
-    """First ``length`` positions."""
-    return each(lambda layer: layer.cut(length), cache)
-
-
 def rows_of(cache: Cache, rows_B: Array, places: int) -> Cache:
     """Copies of some rows, by their indices in the place that asks for them."""
     axis = _row_axis(cache)

@@ -30,7 +30,7 @@ from jax import Array
 from jax.typing import DTypeLike
 
 from marft_jax.errors import BadInput
-from marft_jax.models.ops.products import from_ranks, product
+from marft_jax.models.ops.products import product, times
 
 ALL_LINEAR = "all-linear"
 UNEMBED = "unembed"
@@ -274,11 +274,6 @@ def replaced(fused: FusedAdapters, new: FusedAdapters, n: Array | int) -> FusedA
     return FusedAdapters(layers, fused.scale_N.at[n].set(new.scale_N[0]), unembed)
 
 
-def by_layer(fused: FusedAdapters, config: Any) -> FusedAdapters:
-    """Splits the adapters into arrays of each layer."""
-    return fused._replace(layers=[fused.of(i, config) for i in range(config.n_layers)])
-
-
 def owner_mask(owners: Any, fused: FusedAdapters) -> OwnerMask:
     """Columns of each token's owner, scaled by alpha/rank.
 
@@ -297,4 +292,6 @@ def add_lora(y: Array, x: Array, lora: Fused, owners: OwnerMask | None) -> Array
     """y + ((x A_cat) * mask) B_cat, for ``x [..., in]`` and ``y [..., out]``."""
     assert owners is not None, "adapters without owners"
     with jax.named_scope("lora"):
-        return y + from_ranks(product(x, lora.a) * owners.columns, lora.b)
+        ranks = product(x, lora.a) * owners.columns
+        added = times(ranks.reshape(-1, ranks.shape[-1]), lora.b, (1, 0))
+        return y + added.reshape(*ranks.shape[:-1], -1)

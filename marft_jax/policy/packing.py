@@ -99,7 +99,10 @@ def pack_rows(
     counts = np.array([(datum.units[-1] + 1, len(datum.targets)) for datum in data])
     units, actions = np.max([counts[row].sum(0) for block in packed for row in block], 0).tolist()
     tokens, turns = action_slots(actions), bucket(units, least=16, rungs=1)
-    sets = [[_forbidden(data, row) for row in of_block] for of_block in packed]
+    sets = [
+        [joined((data[n].forbidden, len(data[n].targets)) for n in row) for row in of_block]
+        for of_block in packed
+    ]
     rows = empty_rows((len(blocks) * passes, height), width, tokens, turns, _room(sets))
     flat = np.zeros(counts.sum(0)[0], int), np.zeros(counts.sum(0)[1], int)
     ends, sizes = np.cumsum(counts, axis=0), (turns, tokens)
@@ -115,10 +118,6 @@ def pack_rows(
     read = int((rows.tokens.owners_BT >= 0).sum())
     shared = sum(len(datum.ids) for datum in data) - read
     return PackedRows(rows, len(blocks), *flat, counts, read, shared)
-
-
-def _forbidden(data: Sequence[Datum], row: Sequence[int]) -> Forbidden[np.ndarray]:
-    return joined((data[n].forbidden, len(data[n].targets)) for n in row)
 
 
 def _room(sets: Sequence[Sequence[Forbidden[np.ndarray]]]) -> tuple[int, int] | None:

@@ -104,11 +104,6 @@ before_split = chosen(_as_it_is, tpu=jax.lax.optimization_barrier)
 matrix instead, and may copy it in every step of decoding."""
 
 
-def from_ranks(x: Array, b: Array) -> Array:
-    """``x [..., R] b``."""
-    return times(x.reshape(-1, x.shape[-1]), b, (1, 0)).reshape(*x.shape[:-1], -1)
-
-
 @functools.partial(jax.custom_vjp[Array], nondiff_argnums=(2,))
 def gated(gate: Array, up: Array, activation: Activation) -> Array:
     """activation(gate) * up (Shazeer 2020); the backward pass writes nothing but the gradients."""
