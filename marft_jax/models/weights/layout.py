@@ -25,7 +25,6 @@ _FUSED = {
 }
 
 
-_STACKED = ("gate_up_proj", "down_proj")  # of GPT-OSS, in the order of ``ExpertsConfig.MATRICES``
 _FP4 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)
 _FP4 = np.concatenate([_FP4, -_FP4])
 _FP8 = np.arange(256, dtype=np.uint8).view(ml_dtypes.float8_e4m3fn).astype(np.float32)
@@ -177,13 +176,11 @@ def layouts(config: DecoderConfig, paths: Iterable[str]) -> dict[str, Stored]:
                 pieces = [names.pop(f"{at}.mlp.gate.{leaf}")]
                 tensors[f"{at}.mlp.router.{leaf}"] = Stored(pieces)
             n = next(matrix.experts for matrix in layer.matrices().values() if matrix.experts)
-            for whole, part in zip(_STACKED, layer.mlp.MATRICES.values(), strict=True):
+            for part in layer.mlp.MATRICES.values():
                 each = [piece.format(e) for e in range(n) for piece in part.pieces]
                 for ours, theirs in (("weight", ""), ("bias", "_bias")):
                     pieces = [names.pop(f"{at}.{name}.{ours}") for name in each]
-                    tensors[f"{at}.mlp.experts.{whole}{theirs}"] = Stored(
-                        pieces, n, alternates=True
-                    )
+                    tensors[f"{at}.{part.parameter}{theirs}"] = Stored(pieces, n, alternates=True)
     return tensors | {name: Stored([path]) for name, path in names.items()}
 
 
