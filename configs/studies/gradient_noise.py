@@ -17,7 +17,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from marft_jax.learning.advantages import place_advantage, returns_to_go
-from marft_jax.learning.chain import chain_of_turns
+from marft_jax.learning.chain import make_chain
 from marft_jax.learning.siblings import sibling_advantage
 from marft_jax.types import Episode, Turn
 
@@ -81,7 +81,7 @@ def gradients(rng: np.random.Generator, branches: int, policy: Tables) -> Tables
         for e, kind in enumerate(kinds)
     ]  # fmt: skip
     rewards = [np.float32([0] * (len(turns) - 1) + [r]) for turns, r in zip(own, paid, strict=True)]
-    chain = chain_of_turns(episodes, rewards)
+    chain = make_chain(episodes, rewards, "action")
     compared = place_advantage(returns_to_go(chain), chain)
     advantages_EJ = sibling_advantage(chain) if branches else compared
     found = [np.zeros_like(logits) for logits in policy]

@@ -157,11 +157,6 @@ def make_chain(episodes: Sequence[Episode], rewards: Sequence[np.ndarray], level
     )
 
 
-def chain_of_turns(episodes: Sequence[Episode], rewards: Sequence[np.ndarray]) -> Chain:
-    """Links the turns of episodes, each as one decision."""
-    return make_chain(episodes, rewards, "action")
-
-
 def chains_of(episodes: Sequence[Episode]) -> list[tuple[int, list[int]]]:
     """(episode, its turns) of each chain: the turns of one player, in acting order."""
     return [

@@ -21,7 +21,7 @@ import numpy as np
 
 from marft_jax.errors import BadInput
 from marft_jax.learning.advantages import place_advantage, returns_to_go
-from marft_jax.learning.chain import Chain, chain_of_turns
+from marft_jax.learning.chain import Chain, make_chain
 from marft_jax.learning.siblings import sibling_advantage, solo_advantage
 from marft_jax.learning.step_rewards import StepReward, find_step_reward
 from marft_jax.plugins import called, number_of
@@ -107,7 +107,7 @@ def groups_with_signal(episodes: Sequence[Episode], rewards: Sequence[np.ndarray
     Args:
         rewards: of the turns of each episode.
     """
-    chain = chain_of_turns(episodes, rewards)
+    chain = make_chain(episodes, rewards, "action")
     differ_E = np.any(place_advantage(returns_to_go(chain), chain), axis=1)
     return {episodes[e].group for e in chain.origin.episode_E[differ_E]}
 

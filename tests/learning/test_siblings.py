@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 
 import bounds
@@ -12,11 +13,13 @@ import small
 from marft_jax.cli import configure
 from marft_jax.errors import BadInput
 from marft_jax.learning.algorithms import ALGORITHMS, normalized_advantages
-from marft_jax.learning.chain import Chain, chain_of_turns
+from marft_jax.learning.chain import Chain, make_chain
 from marft_jax.learning.normalizers import NORMALIZERS
 from marft_jax.learning.siblings import sibling_advantage, solo_advantage
 from marft_jax.rollout.branches import branched_turns, learnable
 from marft_jax.types import Episode
+
+chain_of = functools.partial(make_chain, level="action")
 
 
 def trunk(rewards, member: int = 0) -> tuple[Episode, np.ndarray]:
@@ -35,7 +38,7 @@ def branch(of: Episode, turn: int, number: int, reward: float) -> tuple[Episode,
 
 def advantages(*played) -> list[list[float]]:
     episodes, rewards = learnable(played)
-    chain = chain_of_turns(episodes, rewards)
+    chain = chain_of(episodes, rewards)
     found = sibling_advantage(chain)
     return [row[: len(e.turns)].tolist() for row, e in zip(found, episodes, strict=True)]
 
@@ -106,7 +109,7 @@ def test_a_trunks_estimates_are_unbiased_by_enumeration(game, branches):
         own, paid = trunk([0.0] * (len(whole) - 1) + [play.pays(whole)])
         places = [(t, n + 1) for t in range(len(whole)) for n in range(branches)]
         others = [branch(own, t, n, play.value(whole[:t])) for t, n in places]
-        chain = chain_of_turns(*learnable([(own, paid), *others]))
+        chain = chain_of(*learnable([(own, paid), *others]))
         kl_EJ = np.zeros_like(chain.rewards_EJ)
         kl_EJ[0, : len(whole)] = [kl[t, choice] for t, choice in enumerate(whole)]
         kl_EJ[1:, 0] = [mean_kl[t] for t, _ in places]
@@ -136,7 +139,7 @@ def test_one_turn_of_each_episode_stands_for_all_its_turns(game, credit):
         mean = play.odds[t] if by_step else play.value(whole[:t])
         played += [(own, np.float32(paid)), *(branch(own, t, n, mean) for n in (1, 2))]
         chances.append((chance / len(whole), whole, t))
-    chain = chain_of_turns(*learnable(played, by_step=by_step))
+    chain = chain_of(*learnable(played, by_step=by_step))
     found, _ = ALGORITHMS["grpo"].advantages(config, chain, None, None)
     trunks = found[chain.origin.branch_E < 0]
     turns = np.array([len(whole) for _, whole, _ in chances])
@@ -163,7 +166,7 @@ def test_the_kl_of_other_turns_changes_nothing_where_all_are_worth_the_same(cred
         equal = [branch(own, 1, n, float(paid.sum())) for n in (1, 2)]
         if credit == "tree":
             equal = [branch(own, 1, n, 0.0) for n in (1, 2)]
-        chain = chain_of_turns(*learnable([(own, paid), *equal], by_step=credit == "tree"))
+        chain = chain_of(*learnable([(own, paid), *equal], by_step=credit == "tree"))
     kl_EJ = np.zeros_like(chain.rewards_EJ)
     kl_EJ[0, [0, 2]] = 0.1, 0.9
     chain = chain._replace(rewards_EJ=chain.rewards_EJ - kl_EJ, kl_EJ=kl_EJ)
@@ -217,7 +220,7 @@ def test_a_branch_keeps_the_place_of_its_turn_in_the_trunk():
     """So ``group_turn`` scales it with its siblings, and not with its agent's first turns."""
     own, earned = trunk([0, 0, 1, 0])
     played = [(own, earned), *(branch(own, turn, 1, 10.0 * turn) for turn in (0, 2, 3))]
-    chain = chain_of_turns(*learnable(played))
+    chain = chain_of(*learnable(played))
     assert [row[0] for row in chain.turn.agent_turn_EJ[1:].tolist()] == [0, 1, 1]
     assert chain.turn.number_EJ[1:, 0].tolist() == chain.turn.layer_EJ[1:, 0].tolist() == [0, 2, 3]
     found = NORMALIZERS["group_turn"](sibling_advantage(chain), chain, True)
@@ -230,7 +233,7 @@ def test_in_a_tree_a_turn_earns_its_step_reward_minus_its_siblings():
     others = [branch(own, 1, 1, 0.2)[0], branch(own, 1, 2, 0.1)[0]]
     rewards = [[9.0, 0.6, 7.0], [9.0, 0.2], [9.0, 0.1]]
     paid = [np.asarray(row, np.float32) for row in rewards]
-    chain = chain_of_turns(*learnable(list(zip([own, *others], paid, strict=True)), by_step=True))
+    chain = chain_of(*learnable(list(zip([own, *others], paid, strict=True)), by_step=True))
     found = sibling_advantage(chain, by_step=True)
     assert found[0] == pytest.approx([0, 0.6 - 0.15, 0])
     assert found[1:, 0] == pytest.approx([0.2 - 0.35, 0.1 - 0.4])
@@ -239,7 +242,7 @@ def test_in_a_tree_a_turn_earns_its_step_reward_minus_its_siblings():
 def alone_on(returns: list[list[float]], alone: dict[int, float]) -> Chain:
     """Samples of one task, with what their agents earn alone on it."""
     pairs = [trunk(rewards, member) for member, rewards in enumerate(returns)]
-    return chain_of_turns([e._replace(alone=alone) for e, _ in pairs], [paid for _, paid in pairs])
+    return chain_of([e._replace(alone=alone) for e, _ in pairs], [paid for _, paid in pairs])
 
 
 def test_a_turn_earns_what_the_team_earns_beyond_its_agent_alone():
@@ -264,7 +267,7 @@ def test_identical_samples_teach_exactly_nothing(credit):
             if credit == "siblings":
                 whole = np.float32([0, 0, paid.sum()])
                 pairs[-6:] = [(e, whole[-len(e.turns) :]) for e in equal]
-        chain = chain_of_turns(*learnable(pairs, by_step=credit == "tree"))
+        chain = chain_of(*learnable(pairs, by_step=credit == "tree"))
     zeros = np.zeros_like(chain.rewards_EJ)
     for name, normalize in itertools.product(["grpo", "reinforce"], NORMALIZERS):
         given = {"algo.name": name, "algo.normalize": normalize, "algo.credit": credit}
