@@ -222,19 +222,15 @@ class Credit(NamedTuple):
 
     Attributes:
         pay: an episode to the reward of each of its turns, ``float32 [turns]``.
+        of_task: as ``pay``, by the task's reward alone: without step rewards, penalties and costs.
         by_step: each turn, a branch's too, earns its own step reward and not a share of the return.
         solo: a turn is compared with samples of its agent alone on the task.
-        of_task: as ``pay``, by the task's reward alone: without step rewards, penalties and costs.
     """
 
     pay: Callable[[Episode], np.ndarray]
-    by_step: bool = False
-    solo: bool = False
-    of_task: Callable[[Episode], np.ndarray] | None = None
-
-    def __call__(self, episode: Episode) -> np.ndarray:
-        """Rewards of the turns of an episode."""
-        return self.pay(episode)
+    of_task: Callable[[Episode], np.ndarray]
+    by_step: bool
+    solo: bool
 
 
 class FailedEpisode(NamedTuple):

@@ -104,7 +104,7 @@ def test_a_fault_costs_its_episode_and_nothing_else(threads, name, caplog, capfd
                 rollout(threads, name, fault, max_failed=0.5, **limits).play(small.samples([1]), 0)
             assert expected in str(caught.value) and str(caught.value).isprintable()
     credit = make_credit(Appo(), small.team(2))
-    assert all(len(credit(episode)) == len(episode.turns) for episode in played.episodes)
+    assert all(len(credit.pay(episode)) == len(episode.turns) for episode in played.episodes)
     for row in transcripts.records(played, small.team(2).decoders):
         jsonlines.dumps(row).encode()
     assert "Traceback" not in capfd.readouterr().err

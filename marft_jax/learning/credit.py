@@ -96,7 +96,7 @@ def make_credit(algo: Algo, team: Team) -> Credit:
         rewards_K -= [_tool_cost(turn) for turn in episode.turns]
         return rewards_K
 
-    return Credit(pay, rule.by_step, rule.solo, functools.partial(earn, by_step=False))
+    return Credit(pay, functools.partial(earn, by_step=False), rule.by_step, rule.solo)
 
 
 def groups_with_signal(episodes: Sequence[Episode], rewards: Sequence[np.ndarray]) -> set[int]:

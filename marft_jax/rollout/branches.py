@@ -112,7 +112,7 @@ def _best(
         parts.append(play([b for e in chosen for b in _branches(e, turn, count, True)]))
         for place, trunk in trunks.items():
             drawn = [trunk, *(e for e in parts[-1].episodes if e[:3] == place)]
-            scores = [float(credit(e)[turn]) for e in drawn]
+            scores = [float(credit.pay(e)[turn]) for e in drawn]
             best = int(np.argmax(scores))
             winner = drawn.pop(best)
             if best:
@@ -161,7 +161,7 @@ def _solo(
     earned: dict[tuple[int, int], dict[int, list[float]]] = {}
     for e in alone.episodes:
         _, agent = e.branch or (-1, 0)
-        earned.setdefault(e[:2], {}).setdefault(agent, []).append(float(credit(e).sum()))
+        earned.setdefault(e[:2], {}).setdefault(agent, []).append(float(credit.pay(e).sum()))
     means = {
         task: {agent: sum(rewards) / len(rewards) for agent, rewards in of_agents.items()}
         for task, of_agents in earned.items()

@@ -81,7 +81,7 @@ def collect(
         groups = list(dict.fromkeys(episode.group for episode in played))
         kept = set(groups)
         if algo.dynamic_sampling:
-            kept = with_signal(played, list(map(credit.of_task or credit, played)))
+            kept = with_signal(played, list(map(credit.of_task, played)))
         if len(kept) == wanted:
             break
     kept = kept or set(groups[:wanted])
@@ -93,7 +93,7 @@ def collect(
 
 
 def _earned(credit: Credit, episode: Episode) -> np.ndarray:
-    return np.asarray(episode.paid, np.float32) if episode.paid else credit(episode)
+    return np.asarray(episode.paid, np.float32) if episode.paid else credit.pay(episode)
 
 
 def samples_of(config: Config, step: int, refill: int = 0) -> list[Sample]:

@@ -200,5 +200,5 @@ def batch_of(
         for number in range(first // count, (first + size - 1) // count + 1)
     ]
     chosen = [episodes[i] for i in np.concatenate(order)[first % count :][:size]]
-    rewards = [credit(episode) for episode in chosen]
+    rewards = [credit.pay(episode) for episode in chosen]
     return Collected(chosen, rewards, chosen, rewards, 0, 0, 0.0)

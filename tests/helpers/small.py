@@ -257,7 +257,7 @@ def samples(tasks: Iterable[int]) -> list[Sample]:
 
 def paid(episodes: Sequence[Episode], **algo: Any) -> list[np.ndarray]:
     """The reward of each turn, credited to the last one unless told."""
-    return list(map(make_credit(Appo(**algo), team(3)), episodes))
+    return list(map(make_credit(Appo(**algo), team(3)).pay, episodes))
 
 
 def places_EJ(batch: Batch) -> np.ndarray:

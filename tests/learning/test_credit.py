@@ -129,7 +129,7 @@ def test_an_agents_own_step_reward_comes_before_the_teams():
     algo = Appo(credit="per_step", step_reward=f"{__name__}:length")
     credit = make_credit(algo, team._replace(profiles=(*own, team.profiles[2])))
     episode = small.episode(0, turns_of((0, 0), (1, 0), (0, 1), text="abc"), [0.5, 1])
-    assert credit(episode).tolist() == [6.5, 0.5, 7]
+    assert credit.pay(episode).tolist() == [6.5, 0.5, 7]
 
 
 @pytest.mark.parametrize(
@@ -214,7 +214,7 @@ def test_an_action_cut_at_its_limit_loses_the_whole_penalty_whatever_set_the_lim
     lengths = [len(turn.action) for turn in episode.turns]
     assert all(turn.truncated for turn in episode.turns)
     assert 50 in lengths and min(lengths) < 50
-    without, penalised = (make_credit(Appo(overlong_buffer=n), team)(episode) for n in (0, 16))
+    without, penalised = (make_credit(Appo(overlong_buffer=n), team).pay(episode) for n in (0, 16))
     assert (penalised - without).tolist() == [-1.0] * len(lengths)
 
 

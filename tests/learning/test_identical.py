@@ -78,7 +78,7 @@ def algo_of(name: str, how: str, credit: dict) -> Algo:
 def learned_from(algo: Algo, episodes, rng=None):
     """(advantages, decisions, values) of links in acting order; without ``rng`` values are 0."""
     level = find_algorithm(algo.name).level
-    rewards = list(map(make_credit(algo, small.team(3)), episodes))
+    rewards = list(map(make_credit(algo, small.team(3)).pay, episodes))
     chain = make_chain(episodes, rewards, level)
     values_EJ = np.zeros_like(chain.rewards_EJ)
     if rng is not None:
@@ -275,7 +275,7 @@ def test_identical_samples_leave_adapters_and_optimisers_bit_for_bit(name):
     assert np.any(jax.tree.leaves(policy_of(before).adapters_opt)[1])
     earned = [r._replace(reward=x) for r, x in zip(episodes[0].results, (0.0, 0.5), strict=True)]
     episodes = [e._replace(results=earned) for e in episodes]
-    rewards = list(map(make_credit(algo, small.team(2)), episodes))
+    rewards = list(map(make_credit(algo, small.team(2)).pay, episodes))
     after, estimates, _ = ours.learn(on_device(before), ours.pack(episodes, rewards), 1)
     assert not estimates.advantages_EJ.any()
     assert same(before.policies, after.policies)
@@ -302,7 +302,7 @@ def test_an_adapter_without_any_advantage_does_not_step_while_others_do():
 def estimated(algo: Algo, episodes, kl, *, rounding: float = 1e-5):
     """Estimates with a reference whose log-probs are the behaviour's minus ``kl``, by token."""
     level = find_algorithm(algo.name).level
-    rewards = list(map(make_credit(algo, small.team(3)), episodes))
+    rewards = list(map(make_credit(algo, small.team(3)).pay, episodes))
     batch = batch_lib.build(episodes, rewards, (0, 1, 2), algo, level)
     values_EJ = None
     if algo.has_critic:
@@ -372,7 +372,7 @@ def test_rewards_that_their_bias_or_each_other_cancel_earn_the_same(name, bias):
     more = {} if SETTINGS[name].has_critic else {"group_size": 6}
     algo = SETTINGS[name](episodes=6, normalize="batch", reward_bias=bias, **more)
     level = find_algorithm(name).level
-    rewards = list(map(make_credit(algo, small.team(3)), episodes))
+    rewards = list(map(make_credit(algo, small.team(3)).pay, episodes))
     chain = make_chain(episodes, rewards, level)
     zeros = np.zeros_like(chain.rewards_EJ)
     got, _ = normalized_advantages(algo, find_algorithm(name), chain, zeros, np.zeros(3))

@@ -52,7 +52,7 @@ def test_a_training_step_is_that_of_the_definitions(episodes, name):
     config = settings(SETTINGS[name](**ALGO, **CASES[name]))
     ours, state = learner(config, name), fresh(config, name)
     algo = settled(config, name).algo
-    rewards = list(map(make_credit(algo, small.team(2)), episodes))
+    rewards = list(map(make_credit(algo, small.team(2)).pay, episodes))
     batch = ours.pack(episodes, rewards)
     assert len(small.rows_of(batch).tokens.ids_BT) > 1  # cut
     assert small.rows_of(batch).turns.mask_BK.sum(-1).max() > 1  # packed

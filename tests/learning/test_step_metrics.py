@@ -147,4 +147,4 @@ def test_dynamic_sampling_goes_by_the_task_alone(added, scale):
     assert {e.index for e in dropped.episodes} == {1, 4}
     assert dropped.dropped_groups > 0
     [first, *_] = dropped.played
-    assert credit(first)[0] != credit(dropped.played[1])[0], "what is learned has it"
+    assert credit.pay(first)[0] != credit.pay(dropped.played[1])[0], "what is learned has it"

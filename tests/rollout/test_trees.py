@@ -54,7 +54,7 @@ def test_of_the_samples_of_a_turn_the_one_with_the_best_step_reward_goes_on(work
         assert trunk.results[-1].done
         for turn in range(turns):
             drawn = [e for e in others if e.branch[0] == turn]
-            assert len(drawn) == 2 and all(credit(e)[turn] <= own[turn] for e in drawn)
+            assert len(drawn) == 2 and all(credit.pay(e)[turn] <= own[turn] for e in drawn)
             prompt = trunk.turns[turn].prompt.tolist()
             assert all(e.turns[turn].prompt.tolist() == prompt for e in drawn)
             assert all(e.turns[-1].step == trunk.turns[turn].step for e in drawn)

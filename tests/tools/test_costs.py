@@ -37,7 +37,7 @@ def test_each_call_costs(name):
     answered = tools.answer(box, [ToolCall(*call) for call in calls])
     tools.close()
     turns = [small.turn(0, [1], [2])._replace(calls=answered), small.turn(1, [1], [2])]
-    paid = make_credit(Grpo(), small.team(2))(small.episode(0, turns, [1.0]))
+    paid = make_credit(Grpo(), small.team(2)).pay(small.episode(0, turns, [1.0]))
     assert paid.tolist() == [pytest.approx(-expected), 1]  # the caller's alone
     assert len(answered) == len(calls)
     [free] = load_toolboxes({"solver": ["calculator"]}, "team")
