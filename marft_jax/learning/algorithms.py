@@ -71,7 +71,7 @@ def _clipped(
     config: kinds.Clipped, logprobs: jax.Array, old_logprobs: jax.Array, advantages: jax.Array
 ) -> jax.Array:
     loss = losses.clipped_policy_loss(
-        logprobs, old_logprobs, advantages, config.clip, config.clip_high, config.dual_clip
+        logprobs, old_logprobs, advantages, *config.ratios, config.dual_clip
     )
     if config.imitation_coef:
         loss = loss - config.imitation_coef * (advantages > 0) * logprobs
@@ -81,9 +81,7 @@ def _clipped(
 def _cispo(
     config: kinds.Cispo, logprobs: jax.Array, old_logprobs: jax.Array, advantages: jax.Array
 ) -> jax.Array:
-    """−clip(ratio, 1 − ε, 1 + ε_high)·A·log π, no gradient through the ratio (CISPO)."""
-    ratio = losses.clipped_ratio(logprobs, old_logprobs, config.clip, config.clip_high)
-    return -jax.lax.stop_gradient(ratio) * advantages * logprobs
+    return losses.cispo(logprobs, old_logprobs, advantages, *config.ratios)
 
 
 def _score_function(

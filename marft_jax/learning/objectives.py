@@ -30,7 +30,7 @@ def objective_of(settings: LearnerSettings, algorithm: Algorithm) -> Objective:
     return Objective(
         algorithm.level,
         loss,
-        clip=(update.clip, update.clip_high) if isinstance(update, Clipped) else None,
+        clip=update.ratios if isinstance(update, Clipped) else None,
         correction=None if kind == "none" else (kind, algo.correction_cap, algo.correction_floor),
         corrects_turns=update.part(TokenLevel).correction_of == "sequence",
         kl=(algo.kl_coef, algo.estimator) if has_kl else None,

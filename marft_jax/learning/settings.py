@@ -54,6 +54,11 @@ class Clipped(Algo):
     """Gives the entropy bonus only to agents whose sampled entropy is below this, in nats per
     token; none: to all."""
 
+    @property
+    def ratios(self) -> tuple[float, float]:
+        """Least and greatest ratio: 1 − ε and 1 + ε_high (clip-higher: DAPO, Yu et al. 2025)."""
+        return 1 - self.clip, 1 + (self.clip if self.clip_high is None else self.clip_high)
+
 
 @dataclasses.dataclass(frozen=True)
 class TokenLevel:

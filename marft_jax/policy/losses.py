@@ -16,19 +16,17 @@ def clipped_policy_loss(
     logprobs: jax.Array,
     old_logprobs: jax.Array,
     advantages: jax.Array,
-    clip: float,
-    clip_high: float | None = None,
+    low: jax.Array | float,
+    high: jax.Array | float,
     dual_clip: float | None = None,
 ) -> jax.Array:
-    """max(−ratio·A, −clip(ratio, 1 − ε, 1 + ε_high)·A) with ratio = exp(logprobs − old_logprobs).
+    """max(−ratio·A, −clip(ratio, low, high)·A) with ratio = exp(logprobs − old_logprobs).
 
-    ``clip_high`` is ε_high, ε where it is None. With ``dual_clip`` c, negative advantages lose no
-    more than −c·A. Sources: PPO, Schulman et al. 2017, equation 7; clip-higher: DAPO, Yu et al.
-    2025; dual clip: Ye et al. 2020, equation 5.
+    With ``dual_clip`` c, negative advantages lose no more than −c·A. Sources: PPO, Schulman et al.
+    2017, equation 7; dual clip: Ye et al. 2020, equation 5.
     """
-    unclipped = ratio(logprobs, old_logprobs)
-    clipped = clipped_ratio(logprobs, old_logprobs, clip, clip_high)
-    loss = jnp.maximum(-unclipped * advantages, -clipped * advantages)
+    clipped = jnp.clip(ratio(logprobs, old_logprobs), low, high)
+    loss = jnp.maximum(-ratio(logprobs, old_logprobs) * advantages, -clipped * advantages)
     if dual_clip is None:
         return loss
     return jnp.where(advantages < 0, jnp.minimum(loss, -dual_clip * advantages), loss)
@@ -39,21 +37,24 @@ def ratio(logprobs: jax.Array, old_logprobs: jax.Array) -> jax.Array:
     return jnp.exp(jnp.minimum(logprobs - old_logprobs, _MOST))
 
 
-def clipped_ratio(
-    logprobs: jax.Array, old_logprobs: jax.Array, clip: float, clip_high: float | None = None
+def cispo(
+    logprobs: jax.Array,
+    old_logprobs: jax.Array,
+    advantages: jax.Array,
+    low: jax.Array | float,
+    high: jax.Array | float,
 ) -> jax.Array:
-    """clip(ratio, 1 − ε, 1 + ε_high) with ratio = exp(logprobs − old_logprobs)."""
-    high = clip if clip_high is None else clip_high
-    return jnp.clip(ratio(logprobs, old_logprobs), 1 - clip, 1 + high)
+    """−clip(ratio, low, high)·A·log π, no gradient through the ratio (CISPO)."""
+    clipped = jnp.clip(ratio(logprobs, old_logprobs), low, high)
+    return -jax.lax.stop_gradient(clipped) * advantages * logprobs
 
 
 def clip_fraction(
-    logprobs: jax.Array, old_logprobs: jax.Array, clip: float, clip_high: float | None = None
+    logprobs: jax.Array, old_logprobs: jax.Array, low: float, high: float
 ) -> jax.Array:
-    """1 where the ratio lies outside 1 − ε to 1 + ε_high."""
+    """1 where the ratio lies outside low to high."""
     change = jnp.expm1(logprobs - old_logprobs)
-    high = clip if clip_high is None else clip_high
-    return ((change < -clip) | (change > high)).astype(jnp.float32)
+    return ((change < low - 1) | (change > high - 1)).astype(jnp.float32)
 
 
 def approx_kl(logprobs: jax.Array, old_logprobs: jax.Array) -> jax.Array:

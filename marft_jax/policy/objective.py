@@ -27,7 +27,7 @@ LOSSES: dict[str, Loss] = {
     "cross_entropy": lambda logprobs, x: -logprobs,
     "importance_sampling": lambda logprobs, x: -losses.ratio(logprobs, x["old"]) * x["advantages"],
     "ppo": lambda logprobs, x: losses.clipped_policy_loss(
-        logprobs, x["old"], x["advantages"], clip=0.2
+        logprobs, x["old"], x["advantages"], 0.8, 1.2
     ),
     "reinforce": lambda logprobs, x: -logprobs * x["advantages"],
 }
@@ -42,8 +42,7 @@ class Objective(NamedTuple):
     Attributes:
         level: what a unit is: ``action``, or ``token`` if each token is one.
         loss: of each unit.
-        clip: (ε, ε_high), for the fraction of ratios outside 1 − ε to 1 + ε_high; None if the loss
-            clips nothing.
+        clip: (low, high), for the fraction of ratios outside; None if the loss clips nothing.
         correction: (kind, cap, floor) of ``losses.correction_weight``, from the ``proximal``
             log-probs of tokens: those of the policy at the start of the update.
         corrects_turns: the correction is that of the turn, for all its tokens.
@@ -52,7 +51,7 @@ class Objective(NamedTuple):
 
     level: Level
     loss: Loss
-    clip: tuple[float, float | None] | None = None
+    clip: tuple[float, float] | None = None
     correction: tuple[str, float, float] | None = None
     corrects_turns: bool = False
     kl: tuple[float, str] | None = None

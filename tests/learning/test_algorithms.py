@@ -138,23 +138,23 @@ def test_the_value_loss_is_the_worse_of_clipped_and_unclipped_and_linear_beyond_
 def test_the_policy_loss_stops_at_the_clip_only_where_that_is_a_gain():
     old, advantages = jnp.zeros(4), jnp.array([1.0, -1.0, 1.0, -1.0])
     new = jnp.log(jnp.array([1.5, 1.5, 0.5, 0.5]))
-    loss = losses.clipped_policy_loss(new, old, advantages, 0.2)
+    loss = losses.clipped_policy_loss(new, old, advantages, 0.8, 1.2)
     bounds.close(loss, np.array([-1.2, 1.5, -0.5, 0.8]))
-    slope = jax.grad(lambda x: losses.clipped_policy_loss(x, old, advantages, 0.2).sum())(new)
+    slope = jax.grad(lambda x: losses.clipped_policy_loss(x, old, advantages, 0.8, 1.2).sum())(new)
     bounds.close(slope, np.array([0, 1.5, -0.5, 0]))
-    assert losses.clip_fraction(new, old, 0.2).tolist() == [1, 1, 1, 1]
-    assert losses.clip_fraction(new, old, 0.6).tolist() == [0, 0, 0, 0]
-    loss = losses.clipped_policy_loss(new, old, advantages, 0.2, 0.28)
+    assert losses.clip_fraction(new, old, 0.8, 1.2).tolist() == [1, 1, 1, 1]
+    assert losses.clip_fraction(new, old, 0.4, 1.6).tolist() == [0, 0, 0, 0]
+    loss = losses.clipped_policy_loss(new, old, advantages, 0.8, 1.28)
     bounds.close(loss, np.array([-1.28, 1.5, -0.5, 0.8]))
-    assert losses.clip_fraction(new, old, 0.2, 0.6).tolist() == [0, 0, 1, 1]
-    for advantage in (1.0, -1.0):  # long actions have log ratios beyond 88
-        slope = jax.grad(lambda x, a=advantage: losses.clipped_policy_loss(x, -100.0, a, 0.2))(0.0)
+    assert losses.clip_fraction(new, old, 0.8, 1.6).tolist() == [0, 0, 1, 1]
+    for a in (1.0, -1.0):  # long actions have log ratios beyond 88
+        slope = jax.grad(lambda x, a=a: losses.clipped_policy_loss(x, -100.0, a, 0.8, 1.2))(0.0)
         assert np.isfinite(slope)
 
 
 def test_dual_clip_bounds_the_loss_of_negative_advantages_only():
     new, advantages = jnp.log(jnp.array([9.0, 9.0, 2.0])), jnp.array([-1.0, 1.0, -1.0])
-    loss = losses.clipped_policy_loss(new, jnp.zeros(3), advantages, 0.2, None, 3.0)
+    loss = losses.clipped_policy_loss(new, jnp.zeros(3), advantages, 0.8, 1.2, 3.0)
     bounds.close(loss, np.array([3.0, -1.2, 2.0]))
     for name in ("appo", "tppo", "grpo", "gspo"):
         algo = Appo(clip=0.1, clip_high=0.3, dual_clip=4.0)

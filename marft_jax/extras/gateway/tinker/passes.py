@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -22,19 +22,13 @@ PIECE = 8192  # tokens of a call that are done before another client's turn
 _Inputs = Mapping[str, jax.Array]
 
 
-def _clamped(logprobs: jax.Array, x: _Inputs) -> tuple[jax.Array, jax.Array]:
-    ratio = losses.ratio(logprobs, x["old"])
-    return ratio, jnp.clip(ratio, x["clip_low_threshold"], x["clip_high_threshold"])
+def _clipping(loss: Callable[..., jax.Array]) -> Loss:
+    return lambda logprobs, x: loss(
+        logprobs, x["old"], x["advantages"], x["clip_low_threshold"], x["clip_high_threshold"]
+    )
 
 
-def _ppo(logprobs: jax.Array, x: _Inputs) -> jax.Array:
-    ratio, clipped = _clamped(logprobs, x)
-    return -jnp.minimum(ratio * x["advantages"], clipped * x["advantages"])
-
-
-def _cispo(logprobs: jax.Array, x: _Inputs) -> jax.Array:
-    _, clipped = _clamped(logprobs, x)
-    return -jax.lax.stop_gradient(clipped) * logprobs * x["advantages"]
+_ppo = _clipping(losses.clipped_policy_loss)
 
 
 def _dro(logprobs: jax.Array, x: _Inputs) -> jax.Array:
@@ -61,7 +55,7 @@ LOSSES: dict[str, _Kind] = {
     "cross_entropy": _Kind(verbs.LOSSES["cross_entropy"], (), {"weights": 1.0}),
     "importance_sampling": _Kind(verbs.LOSSES["importance_sampling"]),
     "ppo": _Kind(_ppo, usual=_CLIP),
-    "cispo": _Kind(_cispo, usual=_CLIP),
+    "cispo": _Kind(_clipping(losses.cispo), usual=_CLIP),
     "dro": _Kind(_dro, usual={"beta": np.nan}),
     "gspo": _Kind(_gspo, ("logprobs", "advantages", "sequence_ratio_mask"), _CLIP),
 }
