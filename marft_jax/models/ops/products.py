@@ -5,7 +5,6 @@ Every reference is one line; the other forms are those that a CPU computes faste
 
 from __future__ import annotations
 
-import functools
 from typing import TYPE_CHECKING, Literal
 
 import jax
@@ -55,17 +54,20 @@ def _kernel_left(rows: Array, kernel: Array) -> Array:
 _few_rows = chosen(_by_transpose, cpu=_kernel_left)
 
 
-@functools.partial(jax.custom_vjp[Array], nondiff_argnums=(2,))
 def times(x: Array, y: Array, over: tuple[int, int]) -> Array:
     """The product of two matrices over an axis of each, in their type.
 
     Its gradients are such products too. JAX's own would be float32's where the operands are
     bfloat16, and in part transposes, for which a CPU would lay all rows out anew.
     """
+    return _times(x, y, over)
+
+
+def _forward(x: Array, y: Array, over: tuple[int, int]) -> Array:
     return (_dot if x.dtype == jnp.float32 else _dot_16_bits)(x, y, over=over)
 
 
-def _times_backward(
+def _backward(
     over: tuple[int, int], forward: tuple[Array, Array], dz: Array
 ) -> tuple[Array, Array]:
     (x, y), (i, j) = forward, over
@@ -74,7 +76,8 @@ def _times_backward(
     return dx, dy
 
 
-times.defvjp(lambda x, y, over: (times(x, y, over), (x, y)), _times_backward)
+_times = jax.custom_vjp(_forward, nondiff_argnums=(2,))
+_times.defvjp(lambda x, y, over: (times(x, y, over), (x, y)), _backward)
 
 
 def _dot(x: Array, y: Array, *, over: tuple[int, int], dtype: DTypeLike | None = None) -> Array:
@@ -104,13 +107,16 @@ before_split = chosen(_as_it_is, tpu=jax.lax.optimization_barrier)
 matrix instead, and may copy it in every step of decoding."""
 
 
-@functools.partial(jax.custom_vjp[Array], nondiff_argnums=(2,))
 def gated(gate: Array, up: Array, activation: Activation) -> Array:
     """activation(gate) * up (Shazeer 2020); the backward pass writes nothing but the gradients."""
+    return _gated(gate, up, activation)
+
+
+def _gate(gate: Array, up: Array, activation: Activation) -> Array:
     return _ACTIVATIONS[activation](gate) * up
 
 
-def _gated_backward(
+def _gate_backward(
     activation: Activation, forward: tuple[Array, Array], d_gated: Array
 ) -> tuple[Array, Array]:
     gate, up = forward
@@ -118,11 +124,12 @@ def _gated_backward(
     return of_gate(d_gated * up)[0], d_gated * opened
 
 
-gated.defvjp(lambda gate, up, act: (gated(gate, up, act), (gate, up)), _gated_backward)
-
-
 def clamped_gate(gate: Array, up: Array, gain: float, limit: float) -> Array:
     """(up + 1) · gate · sigmoid(gain · gate), of a gate up to ``limit`` and of an up within ±
     ``limit`` (gpt-oss)."""
     gate, up = jnp.minimum(gate, limit), jnp.clip(up, -limit, limit)
     return (up + 1) * gate * jax.nn.sigmoid(gain * gate)
+
+
+_gated = jax.custom_vjp(_gate, nondiff_argnums=(2,))
+_gated.defvjp(lambda gate, up, act: (gated(gate, up, act), (gate, up)), _gate_backward)
