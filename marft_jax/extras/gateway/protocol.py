@@ -11,9 +11,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, NamedTuple
 
 from pydantic import AfterValidator, TypeAdapter
+from pydantic_core import from_json
 
 from marft_jax.extras.gateway.errors import ApiError, naming
-from marft_jax.formats import foreign
 from marft_jax.models.tokenizers.tokenizer import Message
 from marft_jax.plugins import load_extra, shown, text_of
 from marft_jax.settings.setting import checked
@@ -143,7 +143,7 @@ class Call(NamedTuple):
 def read_json(body: bytes) -> Any:
     """Reads a body of JSON; raises ``ApiError``, 400."""
     try:
-        return foreign.loads(body.decode())
+        return from_json(body, allow_inf_nan=False)
     except ValueError as error:
         raise ApiError(400, f"expected JSON: {error}"[:200]) from None
 
