@@ -369,13 +369,16 @@ def test_the_seed_decides_which_rows_share_a_minibatch(episodes):
 
 
 @pytest.mark.parametrize(
-    "episodes, tokens, padding, share",
-    [(8, 1280, 0.15, False), (64, 1280, 0.05, False), (64, 8192, 0.1, False),
-     (64, 1280, 0.1, True), (64, 8192, 0.2, True)],
+    "episodes, tokens, padding, share, optional",
+    [(8, 1280, 0.15, False, 0), (64, 1280, 0.05, False, 0), (64, 8192, 0.1, False, 0),
+     (64, 1280, 0.1, True, 0), (64, 8192, 0.2, True, 0), (16, 1280, 0.2, True, 0.5)],
 )  # fmt: skip
 @pytest.mark.slow
-def test_a_run_of_varied_batches_pads_little_and_has_few_shapes(episodes, tokens, padding, share):
-    rng = np.random.default_rng(0)
+def test_a_run_of_varied_batches_pads_little_and_has_few_shapes(
+    episodes, tokens, padding, share, optional
+):
+    """Also where the second agent acts in half of the episodes only."""
+    rng, absent = np.random.default_rng(0), np.random.default_rng(1)
     algo = dataclasses.replace(ALGO, microbatch_tokens=tokens, episodes=episodes)
     met, idle = set(), []
 
@@ -390,7 +393,8 @@ def test_a_run_of_varied_batches_pads_little_and_has_few_shapes(episodes, tokens
                 [t._replace(prompt=tasks[e // 8], action=rng.permutation(t.action)) for t in turns]
                 for e, turns in enumerate(played)
             ]
-        made = [small.episode(i, t, [1.0]) for i, t in enumerate(played)]
+        acted = [turns[: 1 + (absent.random() >= optional)] for turns in played]
+        made = [small.episode(i, t, [1.0]) for i, t in enumerate(acted)]
         batch = build(made, algo=algo, share=share)
         met.add(tuple(x.shape[1:] for x in jax.tree.leaves(small.rows_of(batch))))
         idle.append(np.mean(small.rows_of(batch).tokens.owners_BT < 0))
