@@ -32,6 +32,7 @@ def loads(
     text: str,
     strict: bool = True,
     pairs: Callable[[Sequence[tuple[str, Any]]], Any] | None = None,
+    constant: Callable[[str], Any] | None = None,
 ) -> Any:
     """Parses JSON of an unknown author.
 
@@ -39,13 +40,14 @@ def loads(
         strict: refuse line breaks and tabs within texts.
         pairs: makes objects of their keys and values, such as ``distinct``; None: the last of
             equal keys counts.
+        constant: what ``NaN``, ``Infinity`` and ``-Infinity`` are; None: numbers.
 
     Raises:
         ValueError: the text is not JSON, is nested deeper than ``DEEPEST``, or has a number of
             thousands of digits.
     """
     try:
-        value = json.loads(text, strict=strict, object_pairs_hook=pairs)
+        value = json.loads(text, strict=strict, object_pairs_hook=pairs, parse_constant=constant)
     except RecursionError:
         raise ValueError(f"nested more than {DEEPEST} deep") from None
     if text.count("[") + text.count("{") > DEEPEST:

@@ -8,12 +8,12 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, NamedTuple, NoReturn
 
 from pydantic import AfterValidator, TypeAdapter
-from pydantic_core import from_json
 
 from marft_jax.extras.gateway.errors import ApiError, naming
+from marft_jax.formats import foreign
 from marft_jax.models.tokenizers.tokenizer import Message
 from marft_jax.plugins import load_extra, shown, text_of
 from marft_jax.settings.setting import checked
@@ -143,9 +143,13 @@ class Call(NamedTuple):
 def read_json(body: bytes) -> Any:
     """Reads a body of JSON; raises ``ApiError``, 400."""
     try:
-        return from_json(body, allow_inf_nan=False)
+        return foreign.loads(body.decode(), constant=_refuse)
     except ValueError as error:
         raise ApiError(400, f"expected JSON: {error}"[:200]) from None
+
+
+def _refuse(constant: str) -> NoReturn:
+    raise ValueError(f"got {constant}")
 
 
 def read_object(body: bytes) -> dict[str, Any]:
