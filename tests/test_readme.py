@@ -113,9 +113,7 @@ def here(tmp_path, monkeypatch):
     (tmp_path / "team.yaml").write_text(team)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
-    yield tmp_path
-    for name in MODULES:
-        sys.modules.pop(name, None)
+    return tmp_path
 
 
 def left(run, *arguments: Any) -> int:

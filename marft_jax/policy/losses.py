@@ -25,8 +25,8 @@ def clipped_policy_loss(
     With ``dual_clip`` c, negative advantages lose no more than −c·A. Sources: PPO, Schulman et al.
     2017, equation 7; dual clip: Ye et al. 2020, equation 5.
     """
-    clipped = jnp.clip(ratio(logprobs, old_logprobs), low, high)
-    loss = jnp.maximum(-ratio(logprobs, old_logprobs) * advantages, -clipped * advantages)
+    unclipped = ratio(logprobs, old_logprobs)
+    loss = jnp.maximum(-unclipped * advantages, -jnp.clip(unclipped, low, high) * advantages)
     if dual_clip is None:
         return loss
     return jnp.where(advantages < 0, jnp.minimum(loss, -dual_clip * advantages), loss)

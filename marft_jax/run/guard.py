@@ -105,8 +105,8 @@ class Guard:
         for finding in findings:
             key, is_skipped = f"{finding.kind} {finding.who}", finding.kind == "nonfinite"
             since[key] = before.get(key, step)
-            limit = "skips" if is_skipped else "patience"
-            allowed = self.settings.skips if is_skipped else self.settings.patience
+            limits = ("skips", self.settings.skips), ("patience", self.settings.patience)
+            limit, allowed = limits[0 if is_skipped else 1]
             count = step - since[key] + 1
             if allowed is not None and count >= allowed and verdict is None:
                 # a reward sinks for a while before it leaves its bound

@@ -46,7 +46,7 @@ def least(
     shared, adaptable = config.lora.mode == "shared", shape.adaptable()
     pairs = [x for name in adapted(shape, config.lora.targets) for x in adaptable[name]]
     adapter = 4 * config.lora.rank * sum(math.prod((*x.stack, x.d_in + x.d_out)) for x in pairs)
-    names = {"" if shared else one.adapter or one.name: one.trainable for one in members}
+    names = {"" if shared else who.adapter or who.name: who.trainable for who in members}
     # what learns has a gradient and Adam's two moments; a lag keeps what samples the steps ahead
     copies = sum((4 if learns else 1) + config.rollout.lag for learns in names.values())
     sizes = {"weights": weights / (mesh.shape["fsdp"] * mesh.shape["tensor"])}
