@@ -25,6 +25,8 @@ FILES = {
     "teacher.yaml": "bases: {big: {model: no/such-model}}\nagents: [{name: a, answers: true, "
     "teacher: {base: big}}]",
     "settings.yaml": "run: {steps: 3}\nalgo: {episodes: 8}",
+    "lora.yaml": "lora: {rank: 4}",
+    "guarded.yaml": "guard: {max_kl: 4}\nrollout: {slots: 4}",
     "half.yaml": "algo: {episodes: 4.5}",
     "wrong.yaml": "run: {steps: many}\nmodel: {dtype: int3}",
     "grpo.yaml": "algo: {name: grpo, credit: tree, branches: 2}",
@@ -59,6 +61,8 @@ def line_of(capsys, main, *words: str, code: int = 2) -> str:
         (["--config", "list.yaml"], ["--config list.yaml", "--team.file"]),
         (["--config", "bases.yaml"], ["--config bases.yaml", "--team.file"]),
         (["--team.file", "settings.yaml"], ["--team.file settings.yaml", "--config"]),
+        (["--team.file", "lora.yaml"], ["--team.file lora.yaml", "--config"]),
+        (["--team.file", "guarded.yaml"], ["--team.file guarded.yaml", "--config"]),
         (["--config", "half.yaml", "--algo.episodes", "8"], ["--algo.episodes", "'4.5'"]),
         (["--config", "half.yaml", "--config", "settings.yaml"], ["--algo.episodes", "'4.5'"]),
         (["--config", "wrong.yaml", "--run.steps", "4", "--model.dtype", "bfloat16"],

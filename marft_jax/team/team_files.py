@@ -36,6 +36,7 @@ from pydantic_core import to_jsonable_python
 from marft_jax.errors import BadInput
 from marft_jax.formats import documents
 from marft_jax.plugins import given_object
+from marft_jax.settings.config import Config
 from marft_jax.settings.setting import Section, read, setting, texts, with_absolute_paths
 from marft_jax.team.bases import Base
 from marft_jax.team.dag import Graph, Node
@@ -144,7 +145,7 @@ def load_team(file: str | None) -> Blueprint:
 
 
 def _are_settings(tree: Any) -> bool:
-    return isinstance(tree, dict) and not tree.keys().isdisjoint(("run", "algo", "env"))
+    return isinstance(tree, dict) and any(x.name in tree for x in dataclasses.fields(Config))
 
 
 def _faults(team: Blueprint) -> Iterator[str]:
