@@ -326,7 +326,7 @@ def _read(arguments: str) -> Any:
 
 
 MEANT: dict[str, list[tuple[str, str]]] = {
-    "Error codes are OpenAI's text or null, not the status.": [
+    "The code of an error is OpenAI's text or null, not the status.": [
         ("", r"(with|without) (error\.(param|code)|detail) |error\.code is str"),
         (r"raw b'.xff'", r"with error\."),
     ],
@@ -338,15 +338,15 @@ MEANT: dict[str, list[tuple[str, str]]] = {
     "Default sampling is greedy; other sampled texts differ.": [
         (r'"temperature": (null|[12])', "said|with(out)? .*incomplete_details"),
     ],
-    "Schemas' JSON has spaces, so more tokens.": [("_format|json_schema", "said")],
+    "JSON of a schema has spaces, so it has more tokens.": [("_format|json_schema", "said")],
     "Calls without `model` get 404.": [('"model": (null|"")', "status 404")],
-    "Calls without system message get the agent's.": [
+    "A call without a system message gets the agent's.": [
         ('"instructions": null', "said"),
     ],
-    "`-1` tokens means no limit; too many mean the agent's limit.": [
+    "`max_tokens` of -1 means no limit; a limit above the agent's is the agent's.": [
         (r'"max_(completion_|output_)?tokens": (-1|10{9})', "status 200"),
     ],
-    "Greedy sampling allows several, equal choices.": [('"n": 2', "status 200")],
+    "A greedy call may ask for several choices, which are equal.": [('"n": 2', "status 200")],
     "Types are strict: 1 is not true.": [
         (r'"(temperature|n|logprobs)": (true|[01])', "status 400"),
     ],
@@ -357,12 +357,12 @@ MEANT: dict[str, list[tuple[str, str]]] = {
     "Null means the default; messages may lack content.": [
         (r'": null|"content": null', "status 200"),
     ],
-    "Roles are OpenAI's; `input` is text or list.": [
+    "Roles are OpenAI's; `input` is a text or a list.": [
         ("king", "status 400"),
         ("developer", "said"),
         (r'"input": \{\}', "status 400"),
     ],
-    "Unsupported fields are refused, unless their value requests nothing.": [
+    "Unsupported fields are refused, unless their value has no effect.": [
         ("", "status 400 unsupported_parameter, not (200|404)"),
     ],
     "Message parts are joined without line breaks.": [

@@ -2,6 +2,8 @@
 of its first and its last step.
 
     python scripts/picture.py runs/quickstart runs/seed1 --out .assets/quickstart.png
+
+It needs `pip install -e ".[plot]"`.
 """
 
 from __future__ import annotations
